@@ -1,0 +1,408 @@
+"""Commands, and how they fail: exit code 2 for misuse, 1 for failure, 130 when interrupted."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+import descsim_tools
+from descsim_tools.errors import DescsimError
+
+if TYPE_CHECKING:
+    from descsim_tools.encoders import DescriptionEncoder
+    from descsim_tools.index_builder import FillReport
+    from descsim_tools.types import Hit
+
+_CONTEXT = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
+_POOLINGS = ["mean", "mean-without-first", "weighted-mean", "cls", "last-token"]
+
+
+@click.group(context_settings=_CONTEXT)
+@click.version_option(descsim_tools.__version__, prog_name="descsim")
+@click.option("--debug", is_flag=True, help="Show tracebacks and the log.")
+def cli(debug: bool) -> None:
+    r"""Search a corpus by a description of what you look for.
+
+    \b
+    Example:
+      descsim index corpus.txt --store my-store
+      descsim search my-store "a company withdrawing a product after a safety problem"
+    """
+    import logging
+
+    # Models on this disk need no bars for loading, and our errors say what went wrong.
+    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+    os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")
+    logging.basicConfig(
+        level=logging.INFO if debug else logging.WARNING, format="%(name)s: %(message)s"
+    )
+
+
+def _encoder_options(function: Any) -> Any:
+    options = [
+        click.option(
+            "--encoder",
+            metavar="NAME",
+            help="Preset, folder or hub id; by default the store's own, or the default preset.",
+        ),
+        click.option(
+            "--description-encoder",
+            metavar="NAME",
+            help="With --encoder, a pair: this one reads descriptions, --encoder the sentences.",
+        ),
+        click.option(
+            "--pooling",
+            type=click.Choice(_POOLINGS),
+            help="For an encoder whose folder does not state its pooling.",
+        ),
+        click.option(
+            "--device", metavar="NAME[,NAME...]", help="Such as cpu, cuda or cuda:0,cuda:1."
+        ),
+        click.option(
+            "--collection",
+            default="descsim",
+            show_default=True,
+            help="Name in the Chroma database.",
+        ),
+    ]
+    for option in reversed(options):
+        function = option(function)
+    return function
+
+
+@cli.command()
+@click.argument("corpus", type=click.Path(path_type=Path))
+@click.option("--store", required=True, metavar="DIR|URL", help="Folder or Chroma server to fill.")
+@click.option(
+    "--text-field", default="text", show_default=True, help="Field or column of the text."
+)
+@click.option("--id-field", default="id", show_default=True, help="Field or column of the ids.")
+@click.option(
+    "--split/--no-split",
+    default=None,
+    help="Find the sentences in each text; by default for folders of documents.",
+)
+@click.option(
+    "--min-words",
+    type=click.IntRange(min=0),
+    help="Drop sentences of fewer words; by default 6 for .txt files and folders, else 0.",
+)
+@click.option(
+    "--on-long",
+    type=click.Choice(["split", "cut", "reject"]),
+    default="split",
+    show_default=True,
+    help="What becomes of a sentence longer than the encoder reads.",
+)
+@click.option(
+    "--rejects",
+    type=click.Path(path_type=Path),
+    help="File to name bad rows in; by default rejects.jsonl in the store.",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print the report as JSON.")
+@_encoder_options
+def index(
+    corpus: Path,
+    store: str,
+    text_field: str,
+    id_field: str,
+    split: bool | None,
+    min_words: int | None,
+    on_long: str,
+    rejects: Path | None,
+    as_json: bool,
+    encoder: str | None,
+    description_encoder: str | None,
+    pooling: str | None,
+    device: str | None,
+    collection: str,
+) -> None:
+    r"""Fill a store with the sentences of CORPUS.
+
+    CORPUS is a file (.txt with a sentence or paragraph a line, .jsonl, .csv, .tsv, .parquet) or a
+    folder of .txt and .md files. A fill that was broken off goes on where it was when the same
+    command is given again; what is stored is not encoded twice.
+
+    \b
+    Example:
+      descsim index papers.jsonl --store papers --text-field abstract --split
+    """
+    from descsim_tools.index_builder import fill, open_corpus
+
+    open_corpus(corpus, text_field=text_field, id_field=id_field)  # fails before a model is loaded
+    devices = device.split(",") if device else None
+    report = fill(
+        corpus,
+        store,
+        encoder=_encoder(encoder, description_encoder, pooling, devices),
+        collection=collection,
+        text_field=text_field,
+        id_field=id_field,
+        split=split,
+        min_words=min_words,
+        on_long=on_long,
+        devices=devices,
+        rejects=rejects,
+        progress=True,
+    )
+    if as_json:
+        click.echo(json.dumps(report.to_dict(), ensure_ascii=False))
+    else:
+        _show_report(report)
+
+
+@cli.command()
+@click.argument("store", metavar="DIR|URL")
+@click.argument("description")
+@click.option("-k", default=10, show_default=True, type=click.IntRange(min=1), help="Hits wanted.")
+@click.option("--where", metavar="JSON", help="Filter on metadata, such as '{\"year\": 1990}'.")
+@click.option("--exact", is_flag=True, help="Compare with every sentence.")
+@click.option("--json", "as_json", is_flag=True, help="Print the hits as JSON.")
+@_encoder_options
+def search(
+    store: str,
+    description: str,
+    k: int,
+    where: str | None,
+    exact: bool,
+    as_json: bool,
+    encoder: str | None,
+    description_encoder: str | None,
+    pooling: str | None,
+    device: str | None,
+    collection: str,
+) -> None:
+    r"""Show the sentences of a store that instantiate DESCRIPTION.
+
+    \b
+    Example:
+      descsim search my-store "a scientific discovery made by accident" -k 5
+      descsim search my-store "a merger of two banks" --where '{"year": {"$gte": 1990}}' --json
+    """
+    if not description.strip():
+        raise click.UsageError("the description is blank; say what you look for")
+    condition = _parsed_where(where)
+    from descsim_tools.store import Store
+
+    Store.open(store, collection=collection).close()  # fails before a model is loaded
+    from descsim_tools.search import DescriptionIndex
+
+    devices = device.split(",") if device else None
+    chosen = _encoder(encoder, description_encoder, pooling, devices)
+    with DescriptionIndex.open(
+        store, encoder=chosen, collection=collection, device=devices[0] if devices else None
+    ) as opened:
+        hits = opened.search(description, k, where=condition, exact=exact)
+    if as_json:
+        rows = [
+            {"rank": h.rank, "score": h.score, "id": h.id, "text": h.text, "metadata": h.metadata}
+            for h in hits
+        ]
+        payload = {"description": description, "hits": rows}
+        click.echo(json.dumps(payload, ensure_ascii=False, default=str))
+    else:
+        _show_hits(hits)
+
+
+@cli.command()
+@click.argument("store", metavar="DIR|URL")
+@click.option("--collection", default="descsim", show_default=True, help="Name in the database.")
+@click.option("--json", "as_json", is_flag=True, help="Print as JSON.")
+def info(store: str, collection: str, as_json: bool) -> None:
+    r"""Tell what a store holds and which encoder filled it.
+
+    \b
+    Example:
+      descsim info my-store
+    """
+    from importlib.metadata import version
+
+    from descsim_tools.store import Store
+
+    with Store.open(store, collection=collection) as opened:
+        manifest = opened.manifest
+        facts: dict[str, str | int] = {
+            "sentences": opened.count(),
+            "encoder": manifest.encoder,
+            "sides": manifest.sides,
+            "dimensions": manifest.dim,
+            "fingerprint": manifest.fingerprint,
+            "collection": opened.name,
+            "made by": f"descsim-tools {manifest.descsim_version}",
+            "made with chromadb": manifest.chromadb_version,
+            "chromadb here": version("chromadb"),
+        }
+    if as_json:
+        click.echo(json.dumps({key.replace(" ", "_"): value for key, value in facts.items()}))
+        return
+    from rich.table import Table
+
+    table = Table(show_header=False, box=None)
+    for key, value in facts.items():
+        table.add_row(key, _literal(value))
+    _print(table)
+
+
+@cli.command()
+@click.option("--json", "as_json", is_flag=True, help="Print as JSON.")
+def encoders(as_json: bool) -> None:
+    r"""List the encoder presets.
+
+    \b
+    Example:
+      descsim encoders
+    """
+    from descsim_tools.encoders.presets import BUNDLED, DEFAULT_PRESET, PRESETS
+
+    rows = [
+        {
+            "name": spec.name,
+            "default": spec.name == DEFAULT_PRESET,
+            "bundled": spec.sentence_model == BUNDLED,
+            "summary": spec.summary,
+        }
+        for spec in PRESETS.values()
+    ]
+    if as_json:
+        click.echo(json.dumps(rows))
+        return
+    from rich.table import Table
+
+    table = Table("preset", "needs", "what it is", box=None)
+    for row in rows:
+        name = f"{row['name']} (default)" if row["default"] else str(row["name"])
+        table.add_row(
+            name, "nothing more" if row["bundled"] else "the hub", _literal(row["summary"])
+        )
+    _print(table)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line and return its exit code."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    debug = "--debug" in arguments
+    try:
+        return int(cli.main(arguments, "descsim", standalone_mode=False) or 0)
+    except click.ClickException as error:
+        error.show()
+        return 2
+    except (click.Abort, KeyboardInterrupt):
+        click.echo("interrupted; the same command goes on where this one stopped", err=True)
+        return 130
+    except BrokenPipeError:
+        # The reader of our output, such as `head`, has gone; Python must not flush to it at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    except (DescsimError, OSError, ValueError) as error:
+        if debug:
+            raise
+        click.echo(f"descsim: {error}", err=True)
+        return 1
+    # Whatever else: a person at a terminal gets a line and the way to the traceback.
+    except Exception as error:
+        if debug:
+            raise
+        text = f"descsim: unexpected {type(error).__name__}: {error}"
+        click.echo(f"{text}\nRun `descsim --debug ...` for the traceback.", err=True)
+        return 1
+
+
+def _encoder(
+    name: str | None,
+    description_encoder: str | None,
+    pooling: str | None,
+    devices: list[str] | None,
+) -> DescriptionEncoder | str | None:
+    device = devices[0] if devices else None
+    if description_encoder is not None:
+        if name is None:
+            raise click.UsageError("--description-encoder needs --encoder for the sentences")
+        from descsim_tools.encoders import DescriptionEncoder
+
+        return DescriptionEncoder.load_pair(
+            description=description_encoder, sentence=name, pooling=pooling, device=device
+        )
+    if pooling is not None:
+        if name is None:
+            raise click.UsageError("--pooling needs --encoder")
+        from descsim_tools.encoders import DescriptionEncoder
+
+        return DescriptionEncoder.load(name, pooling=pooling, device=device)
+    return name
+
+
+def _parsed_where(where: str | None) -> dict[str, Any] | None:
+    if where is None:
+        return None
+    try:
+        parsed = json.loads(where)
+    except ValueError as error:
+        raise click.UsageError(f"--where is no JSON: {error}") from error
+    if not isinstance(parsed, dict):
+        raise click.UsageError(f"--where is {where}, need an object such as '{{\"year\": 1990}}'")
+    return parsed
+
+
+def _show_report(report: FillReport) -> None:
+    from rich.table import Table
+
+    table = Table(show_header=False, box=None, title=_literal(f"{report.corpus} -> {report.store}"))
+    table.add_column()
+    table.add_column(justify="right")
+    counts = [
+        ("rows read", report.rows),
+        ("  blank", report.blank_rows),
+        ("  set aside", report.failed_rows),
+        ("sentences", report.sentences),
+        ("  encoded and stored", report.encoded),
+        ("  stored before", report.already_stored),
+        ("  duplicates", report.duplicates),
+        ("  too short", report.short),
+        ("  set aside", report.failed_sentences),
+        ("long sentences split", report.split),
+        ("long sentences cut", len(report.cut)),
+        ("sentences in the store", report.stored),
+    ]
+    for name, count in counts:
+        table.add_row(name, f"{count:,}")
+    table.add_row("time", f"{report.seconds:.1f} s")
+    table.add_row("encoded a second", f"{report.sentences_per_second:,.0f}")
+    table.add_row("peak memory", f"{report.peak_memory_mb:,.0f} MB")
+    _print(table)
+    for entry in report.first_rejects[:5]:
+        click.echo(f"set aside: row {entry['row']}: {entry['reason']}", err=True)
+    if report.rejects:
+        click.echo(f"all rows set aside are in {report.rejects}", err=True)
+    if report.cut:
+        click.echo(f"cut: {', '.join(report.cut[:5])} (all with --json)", err=True)
+
+
+def _show_hits(hits: list[Hit]) -> None:
+    if not hits:
+        click.echo("no sentence matches")
+        return
+    from rich.table import Table
+
+    table = Table("", "score", "sentence", box=None)
+    for hit in hits:
+        table.add_row(str(hit.rank), f"{hit.score:.3f}", _literal(hit.text))
+    _print(table)
+
+
+def _literal(text: object) -> Any:
+    from rich.text import Text
+
+    return Text(str(text), overflow="fold")  # a sentence in [brackets] is no markup
+
+
+def _print(table: Any) -> None:
+    from rich.console import Console
+
+    Console().print(table)

@@ -1,0 +1,111 @@
+"""`DescriptionIndex`: search a store by description."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from descsim_tools.encoders import DescriptionEncoder
+from descsim_tools.store import DEFAULT_COLLECTION, EncoderLike, Store, create_store, open_store
+from descsim_tools.store.store import Where
+from descsim_tools.types import Hit
+
+
+class DescriptionIndex:
+    """A store and its encoder: give a description, get sentences that instantiate it.
+
+    Make one with `open` (or `create`), and `close` it, or use it as a context manager:
+
+        >>> with DescriptionIndex.open("store") as index:
+        ...     hits = index.search("a transfer of a disease between two species")
+
+    Attributes:
+        store: The sentences and vectors.
+        encoder: Reads the descriptions.
+    """
+
+    def __init__(self, store: Store, encoder: DescriptionEncoder) -> None:
+        store.check_encoder(encoder.spec.name, encoder.fingerprint)
+        self.store = store
+        self.encoder = encoder
+
+    @classmethod
+    def create(
+        cls,
+        location: str | Path,
+        *,
+        encoder: EncoderLike = None,
+        collection: str = DEFAULT_COLLECTION,
+        device: str | None = None,
+    ) -> DescriptionIndex:
+        """Make an empty store, to be filled with `descsim_tools.fill`.
+
+        Args:
+            location: A folder, made if missing, or the URL of a Chroma server.
+            encoder: An encoder, or a preset, folder or hub id; None takes the default preset.
+            collection: Name of the Chroma collection.
+            device: Where the encoder runs, such as `cpu` or `cuda`; None takes the best.
+
+        Raises:
+            EncoderError: The encoder cannot be loaded.
+            StoreError: The store exists already or cannot be made.
+        """
+        return cls(*create_store(location, encoder, collection=collection, device=device))
+
+    @classmethod
+    def open(
+        cls,
+        location: str | Path,
+        *,
+        encoder: EncoderLike = None,
+        collection: str = DEFAULT_COLLECTION,
+        device: str | None = None,
+    ) -> DescriptionIndex:
+        """Open a filled store; arguments as in `create`.
+
+        With `encoder=None` the encoder that the store names is loaded.
+
+        Raises:
+            EncoderError: The encoder cannot be loaded.
+            StoreError: There is no store, or another encoder filled it.
+        """
+        return cls(*open_store(location, encoder, collection=collection, device=device))
+
+    def __enter__(self) -> DescriptionIndex:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Give back the store's files and memory; closing twice does nothing."""
+        self.store.close()
+
+    def search(
+        self,
+        description: str,
+        k: int = 10,
+        *,
+        where: Where | None = None,
+        exact: bool = False,
+    ) -> list[Hit]:
+        """Find the sentences that a description fits best.
+
+        Args:
+            description: What the sentences should be instances of, such as "a company withdrawing
+                a product after a safety problem".
+            k: Most hits wanted; fewer come back when fewer match.
+            where: Chroma's filter on metadata, such as `{"year": {"$gte": 1990}}`.
+            exact: Compare with every sentence instead of asking the approximate index.
+
+        Returns:
+            Hits, best first; `score` is the cosine similarity, higher is better.
+
+        Raises:
+            ValueError: The description is blank, or `k` is below 1.
+            StoreError: The filter is malformed, or the store is closed or unreachable.
+        """
+        if not isinstance(k, int) or k < 1:
+            raise ValueError(f"k is {k!r}, need a whole number from 1 up")
+        vector = self.encoder.encode_descriptions([description])[0]
+        find = self.store.query_exact if exact else self.store.query
+        return find(vector, k, where)

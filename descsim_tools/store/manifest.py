@@ -1,0 +1,84 @@
+"""What a store remembers of how it was filled, kept in the collection's metadata."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from importlib.metadata import version
+from typing import TYPE_CHECKING, Any
+
+from descsim_tools.errors import StoreError
+
+if TYPE_CHECKING:
+    from descsim_tools.encoders import DescriptionEncoder
+
+FORMAT_VERSION = 1
+PREFIX = "descsim_"
+
+
+@dataclass(frozen=True, slots=True)
+class Manifest:
+    """The identity of a store.
+
+    Attributes:
+        encoder: Preset, hub id, or the bare name of a local folder; never a path of a machine.
+        fingerprint: Of the encoder, see `DescriptionEncoder.fingerprint`.
+        dim: Length of a vector.
+        sides: `pair` or `shared`.
+        chromadb_version: That created the store.
+        descsim_version: That created the store.
+        format_version: Of this record.
+    """
+
+    encoder: str
+    fingerprint: str
+    dim: int
+    sides: str
+    chromadb_version: str
+    descsim_version: str
+    format_version: int = FORMAT_VERSION
+
+    @classmethod
+    def of(cls, encoder: DescriptionEncoder) -> Manifest:
+        """Describe a store that this encoder is about to fill."""
+        return cls(
+            encoder=encoder.spec.name,
+            fingerprint=encoder.fingerprint,
+            dim=encoder.dim,
+            sides="pair" if encoder.is_pair else "shared",
+            chromadb_version=version("chromadb"),
+            descsim_version=version("descsim-tools"),
+        )
+
+    def to_metadata(self) -> dict[str, Any]:
+        """Return flat Chroma metadata under our prefix."""
+        return {PREFIX + key: value for key, value in asdict(self).items()}
+
+    @classmethod
+    def from_metadata(cls, metadata: Mapping[str, Any] | None, where: str) -> Manifest:
+        """Read a manifest back.
+
+        Args:
+            metadata: Of a Chroma collection.
+            where: The store's name for messages.
+
+        Raises:
+            StoreError: There is none, or it has a format this version does not know.
+        """
+        found = {
+            key.removeprefix(PREFIX): value
+            for key, value in (metadata or {}).items()
+            if key.startswith(PREFIX)
+        }
+        if "format_version" not in found:
+            raise StoreError(
+                f"the collection in {where} was not made by descsim-tools (it has no manifest), so "
+                "its encoder is unknown; fill a new store with `descsim index`"
+            )
+        if found["format_version"] != FORMAT_VERSION:
+            raise StoreError(
+                f"{where} has store format {found['format_version']}, this version of "
+                f"descsim-tools reads format {FORMAT_VERSION}; install the version that made it "
+                f"({found.get('descsim_version')})"
+            )
+        return cls(**found)

@@ -1,0 +1,460 @@
+"""`Store`: open, check, write and query a Chroma collection."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, TypeVar, cast
+from urllib.parse import urlsplit
+
+import chromadb
+import numpy as np
+from chromadb.api.client import Client
+from chromadb.api.collection_configuration import (
+    CreateCollectionConfiguration,
+    CreateHNSWConfiguration,
+)
+from chromadb.config import Settings
+from chromadb.errors import ChromaError, NotFoundError
+from filelock import FileLock, Timeout
+from numpy.typing import NDArray
+
+from descsim_tools.errors import StoreError
+from descsim_tools.store.manifest import Manifest
+from descsim_tools.store.metadata import decode_metadata, encode_metadata
+from descsim_tools.types import Hit, Record
+
+DEFAULT_COLLECTION = "descsim"
+
+_DATABASE = "chroma.sqlite3"
+_LOCK = "descsim-writer.lock"
+_PAGE = 1000
+"""Rows a read asks for at a time: below the limit of SQL variables everywhere."""
+
+_HNSW = CreateHNSWConfiguration(
+    space="cosine", ef_construction=200, max_neighbors=32, ef_search=200
+)
+"""Chroma's defaults (100, 16, 100) lose near neighbours: instances that nobody finds."""
+
+Where = Mapping[str, Any]
+_T = TypeVar("_T")
+
+
+class Store:
+    """One collection of sentences and their vectors, in a folder or on a Chroma server.
+
+    Make one with `create` or `open`, and `close` it, or use it as a context manager. Only one
+    process may write to a folder at a time; any number may read.
+    """
+
+    def __init__(self, location: str, collection: str, client: Client) -> None:
+        self.location = location
+        self.name = collection
+        self._client: Client | None = client
+        self._collection = client.get_collection(collection, embedding_function=None)
+        _check_space(self._collection.configuration, location)
+        self.manifest = Manifest.from_metadata(self._collection.metadata, location)
+        self._seen = self._stamp()
+        # Not one lock a thread: a fill reads in one thread and writes in another.
+        lock = None if _is_url(location) else Path(location) / _LOCK
+        self._lock = FileLock(lock, thread_local=False) if lock else None
+
+    @classmethod
+    def create(
+        cls, location: str | Path, manifest: Manifest, *, collection: str = DEFAULT_COLLECTION
+    ) -> Store:
+        """Make an empty store.
+
+        Args:
+            location: A folder (made if missing) or the URL of a Chroma server.
+            manifest: The identity of the encoder that will fill it.
+            collection: Name of the Chroma collection.
+
+        Raises:
+            StoreError: The collection exists, or the place cannot be written or reached.
+        """
+        location = str(location)
+        if not _is_url(location):
+            _make_folder(Path(location))
+        with _errors(location):
+            client = _connect(location)
+            if collection in {c.name for c in client.list_collections()}:
+                client.close()
+                raise StoreError(
+                    f"{location} already holds a collection {collection!r}; open it, or choose "
+                    "another folder or collection name"
+                )
+            # Name, space and manifest in one call: a kill leaves either all of them or none.
+            client.create_collection(
+                collection,
+                metadata=manifest.to_metadata(),
+                configuration=CreateCollectionConfiguration(hnsw=_HNSW),
+                embedding_function=None,
+            )
+            return cls(location, collection, client)
+
+    @classmethod
+    def open(cls, location: str | Path, *, collection: str = DEFAULT_COLLECTION) -> Store:
+        """Open an existing store.
+
+        Raises:
+            StoreError: There is none, it was made by something else, its space is not cosine, or
+                the server cannot be reached.
+        """
+        location = str(location)
+        if not cls.exists(location):
+            raise StoreError(
+                f"there is no store in {location}; fill one with "
+                f"`descsim index CORPUS --store {location}`"
+            )
+        with _errors(location):
+            client = _connect(location)
+            try:
+                return cls(location, collection, client)
+            except NotFoundError as error:
+                names = sorted(c.name for c in client.list_collections())
+                client.close()
+                raise StoreError(
+                    f"{location} has no collection {collection!r}; it holds: "
+                    f"{', '.join(names) or 'none'}"
+                ) from error
+            except StoreError:
+                client.close()
+                raise
+
+    @staticmethod
+    def exists(location: str | Path) -> bool:
+        """Whether a folder holds a Chroma database; a server's URL always counts."""
+        return _is_url(str(location)) or (Path(location) / _DATABASE).is_file()
+
+    @classmethod
+    def has_collection(cls, location: str | Path, collection: str = DEFAULT_COLLECTION) -> bool:
+        """Whether a store of that name lies there."""
+        location = str(location)
+        if not cls.exists(location):
+            return False
+        with _errors(location), _connect(location) as client:
+            return collection in {c.name for c in client.list_collections()}
+
+    def __enter__(self) -> Store:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Give back files and memory; closing twice does nothing."""
+        if self._client is not None:
+            self._client.close()
+            self._client = None
+
+    def check_encoder(self, encoder: str, fingerprint: str) -> None:
+        """Refuse an encoder other than the one that filled this store.
+
+        Raises:
+            StoreError: The fingerprints differ.
+        """
+        if fingerprint != self.manifest.fingerprint:
+            raise StoreError(
+                f"{self.location} was filled with encoder {self.manifest.encoder!r} (fingerprint "
+                f"{self.manifest.fingerprint[:12]}), not with {encoder!r} ({fingerprint[:12]}); "
+                "open it with that encoder, or fill a new store"
+            )
+
+    @property
+    def max_batch_size(self) -> int:
+        """Most rows that one call of the client may write."""
+        return int(self._open_client().get_max_batch_size())
+
+    @contextmanager
+    def writer(self) -> Iterator[None]:
+        """Hold the right to write while the context lasts.
+
+        On a server there is nothing to hold: writes are upserts under stable ids.
+
+        Raises:
+            StoreError: Another process holds it.
+        """
+        self._open_client()
+        if self._lock is None:
+            yield
+            return
+        try:
+            self._lock.acquire(timeout=0)
+        except Timeout as error:
+            raise StoreError(
+                f"another process is writing to {self.location}; wait until it has finished"
+            ) from error
+        except OSError as error:
+            raise StoreError(f"cannot write to {self.location}: {error.strerror}") from error
+        try:
+            if self._lock.lock_counter == 1:
+                self._refresh()
+            yield
+        finally:
+            self._seen = self._stamp()
+            self._lock.release()
+
+    def count(self) -> int:
+        """Return the number of sentences."""
+        with _errors(self.location):
+            return int(self._fresh().count())
+
+    def get(self, ids: Sequence[str]) -> list[Record]:
+        """Return the records of those ids that are stored, in the order asked for."""
+        found: dict[str, Record] = {}
+        with _errors(self.location):
+            for page in _pages(list(dict.fromkeys(ids)), _PAGE):
+                rows = self._fresh().get(ids=page, include=["documents", "metadatas"])
+                for id_, text, flat in zip(
+                    rows["ids"], rows["documents"] or [], rows["metadatas"] or [], strict=True
+                ):
+                    found[id_] = Record(text, id_, decode_metadata(flat))
+        return [found[id_] for id_ in ids if id_ in found]
+
+    def upsert(self, records: Sequence[Record], vectors: NDArray[np.float32]) -> None:
+        """Write records, replacing those of the same id whole.
+
+        Args:
+            records: Each with an id; no id twice.
+            vectors: (n, dim) float32, rows of length 1, in the records' order.
+
+        Raises:
+            ValueError: Shapes differ, a row is not finite, or an id is missing or repeated.
+            StoreError: The store cannot be written.
+        """
+        ids = [record.id for record in records if record.id is not None]
+        if len(ids) != len(records) or len(set(ids)) != len(ids):
+            raise ValueError("every record needs an id of its own; got a missing or repeated one")
+        if vectors.shape != (len(records), self.manifest.dim):
+            raise ValueError(
+                f"got vectors of shape {vectors.shape} for {len(records)} records, need "
+                f"({len(records)}, {self.manifest.dim})"
+            )
+        bad = np.flatnonzero(~np.isfinite(vectors).all(axis=1))
+        if len(bad):
+            raise ValueError(f"the vectors of {[ids[i] for i in bad[:10]]} are not finite")
+        rows = [encode_metadata(record.metadata) for record in records]
+        with self.writer(), _errors(self.location):
+            size = self.max_batch_size
+            for start in range(0, len(ids), size):
+                part = slice(start, start + size)
+                page = ids[part]
+                self._collection.upsert(
+                    ids=page,
+                    embeddings=vectors[part],
+                    documents=[record.text for record in records[part]],
+                    metadatas=self._replacing(page, rows[part]),  # type: ignore[arg-type]
+                )
+
+    def update_metadata(self, records: Sequence[Record]) -> None:
+        """Replace the metadata of stored records; text and vector stay."""
+        rows = [encode_metadata(record.metadata) for record in records]
+        ids = [str(record.id) for record in records]
+        with self.writer(), _errors(self.location):
+            for page, part in zip(_pages(ids, _PAGE), _pages(rows, _PAGE), strict=True):
+                merged = self._replacing(page, part)
+                self._collection.update(ids=page, metadatas=merged)  # type: ignore[arg-type]
+
+    def delete(self, ids: Sequence[str]) -> int:
+        """Delete records and return how many there were; unknown ids are no error."""
+        with self.writer(), _errors(self.location):
+            deleted = 0
+            for page in _pages(list(dict.fromkeys(ids)), _PAGE):
+                known = self._collection.get(ids=page, include=[])["ids"]
+                if known:
+                    self._collection.delete(ids=known)
+                deleted += len(known)
+        return deleted
+
+    def query(self, vector: NDArray[np.float32], k: int, where: Where | None = None) -> list[Hit]:
+        """Return the `k` nearest sentences by the approximate index, best first.
+
+        Fewer come back only if fewer match: where the index itself gives too few (it can, under a
+        filter), they are searched exactly.
+
+        Args:
+            vector: (dim,) float32 of length 1.
+            k: At least 1.
+            where: Chroma's filter on metadata.
+        """
+        with _errors(self.location):
+            total = self._fresh().count()
+            if k < total:
+                found = self._collection.query(
+                    query_embeddings=vector[None, :],
+                    n_results=k,
+                    where=dict(where) if where else None,
+                    include=["distances", "documents", "metadatas"],
+                )
+                if len(found["ids"][0]) == k:
+                    scores = [1.0 - float(d) for d in (found["distances"] or [[]])[0]]
+                    return _hits(
+                        found["ids"][0],
+                        scores,
+                        (found["documents"] or [[]])[0],
+                        (found["metadatas"] or [[]])[0],
+                    )
+        return self.query_exact(vector, k, where)
+
+    def query_exact(
+        self, vector: NDArray[np.float32], k: int, where: Where | None = None
+    ) -> list[Hit]:
+        """Return the `k` nearest sentences by comparing all; arguments as in `query`.
+
+        Constant memory beyond the result; ties are ordered by id.
+        """
+        best: list[tuple[float, str]] = []
+        with _errors(self.location):
+            for ids, vectors in self._vector_pages(where):
+                scores = vectors @ vector
+                keep = np.argsort(-scores, kind="stable")[:k]
+                # A page's last kept score may be tied; take every id that shares it.
+                floor = scores[keep[-1]]
+                page = [(-float(scores[i]), ids[i]) for i in np.flatnonzero(scores >= floor)]
+                best = sorted(best + page)[:k]
+        records = {record.id: record for record in self.get([id_ for _, id_ in best])}
+        found = [(id_, -minus) for minus, id_ in best if id_ in records]
+        return [
+            Hit(id_, score, rank, records[id_].text, records[id_].metadata)
+            for rank, (id_, score) in enumerate(found, start=1)
+        ]
+
+    def _vector_pages(self, where: Where | None) -> Iterator[tuple[list[str], NDArray[np.float32]]]:
+        collection = self._fresh()
+        offset = 0
+        while True:
+            rows = collection.get(
+                where=dict(where) if where else None,
+                limit=_PAGE,
+                offset=offset,
+                include=["embeddings"],
+            )
+            if not rows["ids"]:
+                return
+            yield rows["ids"], np.asarray(rows["embeddings"], dtype=np.float32)
+            offset += len(rows["ids"])
+
+    def _replacing(self, ids: list[str], rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        """Add None for keys that only the stored row has: Chroma would merge, not replace."""
+        stored = self._collection.get(ids=ids, include=["metadatas"])
+        old = dict(zip(stored["ids"], stored["metadatas"] or [], strict=True))
+        return [
+            {**dict.fromkeys(old.get(id_) or {}), **row} for id_, row in zip(ids, rows, strict=True)
+        ]
+
+    def _open_client(self) -> Client:
+        if self._client is None:
+            raise StoreError(f"the store {self.location} is closed; open it again")
+        return self._client
+
+    def _fresh(self) -> chromadb.Collection:
+        """Return the collection as it is on disk.
+
+        An embedded client counts rows that another process wrote but never finds them: its index
+        stays as first loaded [chromadb 1.5.9]. So it is reopened once the database has changed,
+        unless the changes can only be our own.
+        """
+        self._open_client()
+        if self._lock is not None and not self._lock.is_locked:
+            self._refresh()
+        return self._collection
+
+    def _refresh(self) -> None:
+        if self._stamp() == self._seen:
+            return
+        self._open_client().close()
+        self._client = _connect(self.location)
+        self._collection = self._client.get_collection(self.name, embedding_function=None)
+        self._seen = self._stamp()
+
+    def _stamp(self) -> tuple[int, int]:
+        if _is_url(self.location):
+            return (0, 0)
+        status = os.stat(Path(self.location) / _DATABASE)
+        return status.st_mtime_ns, status.st_size
+
+
+def _hits(
+    ids: Sequence[str],
+    scores: Sequence[float],
+    texts: Sequence[str],
+    metadatas: Sequence[Mapping[str, Any]],
+) -> list[Hit]:
+    rows = sorted(
+        zip(ids, scores, texts, metadatas, strict=True), key=lambda row: (-row[1], row[0])
+    )
+    return [
+        Hit(id_, score, rank, text, decode_metadata(flat))
+        for rank, (id_, score, text, flat) in enumerate(rows, start=1)
+    ]
+
+
+def _is_url(location: str) -> bool:
+    return location.startswith(("http://", "https://"))
+
+
+def _connect(location: str) -> Client:
+    settings = Settings(anonymized_telemetry=False)
+    if not _is_url(location):
+        return cast("Client", chromadb.PersistentClient(path=location, settings=settings))
+    url = urlsplit(location)
+    secure = url.scheme == "https"
+    port = url.port or (443 if secure else 80)
+    client = chromadb.HttpClient(host=url.hostname or "", port=port, ssl=secure, settings=settings)
+    return cast("Client", client)
+
+
+def _make_folder(folder: Path) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise StoreError(f"cannot make the folder {folder}: {error.strerror}") from error
+    if not os.access(folder, os.W_OK):
+        raise StoreError(f"cannot write to {folder}: permission denied; choose another folder")
+
+
+def _check_space(configuration: Mapping[str, Any], location: str) -> None:
+    space = (configuration.get("hnsw") or configuration.get("spann") or {}).get("space")
+    if space != "cosine":
+        raise StoreError(
+            f"the collection in {location} measures by {space!r}, not by cosine, which cannot be "
+            "changed later; fill a new store with `descsim index`"
+        )
+
+
+def _pages(items: list[_T], size: int) -> Iterator[list[_T]]:
+    for start in range(0, len(items), size):
+        yield items[start : start + size]
+
+
+@contextmanager
+def _errors(location: str) -> Iterator[None]:
+    """Give Chroma's many error types one of ours, with the place in the message."""
+    try:
+        yield
+    except NotFoundError:
+        raise
+    except ChromaError as error:
+        text = str(error)
+        if "full" in text:
+            remedy = "the disk is full; free some space and run the same command again"
+        elif "readonly" in text or "unable to open" in text or "ermission" in text:
+            remedy = "check that the folder may be written"
+        elif "where" in text.lower() or "filter" in text.lower():
+            remedy = "check the filter"
+        else:
+            remedy = "see the error above"
+        raise StoreError(f"{location}: {text} ({remedy})") from error
+    except json.JSONDecodeError as error:
+        raise StoreError(f"{location} does not answer like a Chroma server") from error
+    except ValueError as error:
+        text = " ".join(str(error).split())
+        if "where" in text:
+            raise StoreError(f"bad filter: {text}") from error
+        if "Could not connect" in text:
+            raise StoreError(f"no Chroma server answers at {location}; is it running?") from error
+        raise

@@ -1,0 +1,41 @@
+"""What travels between the rooms."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """A text of a corpus, as it is stored.
+
+    Attributes:
+        text: One sentence or passage.
+        id: Stable id, unique in a store; None lets the fill derive one from the text.
+        metadata: Anything JSON can hold, and dates; keys are strings.
+    """
+
+    text: str
+    id: str | None = None
+    metadata: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Hit:
+    """An indexed sentence found for a description.
+
+    Attributes:
+        id: Id of the sentence in the store.
+        score: Cosine similarity of description and sentence in [-1, 1]; higher is better.
+        rank: Position in the result, from 1.
+        text: The sentence.
+        metadata: The metadata stored with it.
+    """
+
+    id: str
+    score: float
+    rank: int
+    text: str
+    metadata: Mapping[str, Any] = field(default_factory=dict)
