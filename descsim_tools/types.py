@@ -28,10 +28,14 @@ class Hit:
 
     Attributes:
         id: Id of the sentence in the store.
-        score: Cosine similarity of description and sentence in [-1, 1]; higher is better.
+        score: What the result is ordered by, higher is better: the retrieval score, or the rerank
+            score once a reranker has ordered it.
         rank: Position in the result, from 1.
         text: The sentence.
         metadata: The metadata stored with it.
+        retrieval_score: Cosine similarity of description and sentence, in [-1, 1].
+        rerank_score: The reranker's own score, in its own unit; None if none was used.
+        probability: Calibrated probability that the sentence is an instance; None if not known.
     """
 
     id: str
@@ -39,3 +43,6 @@ class Hit:
     rank: int
     text: str
     metadata: Mapping[str, Any] = field(default_factory=dict)
+    retrieval_score: float | None = None
+    rerank_score: float | None = None
+    probability: float | None = None

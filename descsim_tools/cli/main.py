@@ -27,7 +27,7 @@ _POOLINGS = ["mean", "mean-without-first", "weighted-mean", "cls", "last-token"]
 @click.version_option(descsim_tools.__version__, prog_name="descsim")
 @click.option("--debug", is_flag=True, help="Show tracebacks and the log.")
 def cli(debug: bool) -> None:
-    r"""Search a corpus by a description of what you look for.
+    """Search a corpus by a description of what you look for.
 
     \b
     Example:
@@ -124,7 +124,7 @@ def index(
     device: str | None,
     collection: str,
 ) -> None:
-    r"""Fill a store with the sentences of CORPUS.
+    """Fill a store with the sentences of CORPUS.
 
     CORPUS is a file (.txt with a sentence or paragraph a line, .jsonl, .csv, .tsv, .parquet) or a
     folder of .txt and .md files. A fill that was broken off goes on where it was when the same
@@ -179,7 +179,7 @@ def search(
     device: str | None,
     collection: str,
 ) -> None:
-    r"""Show the sentences of a store that instantiate DESCRIPTION.
+    """Show the sentences of a store that instantiate DESCRIPTION.
 
     \b
     Example:
@@ -216,7 +216,7 @@ def search(
 @click.option("--collection", default="descsim", show_default=True, help="Name in the database.")
 @click.option("--json", "as_json", is_flag=True, help="Print as JSON.")
 def info(store: str, collection: str, as_json: bool) -> None:
-    r"""Tell what a store holds and which encoder filled it.
+    """Tell what a store holds and which encoder filled it.
 
     \b
     Example:
@@ -253,7 +253,7 @@ def info(store: str, collection: str, as_json: bool) -> None:
 @cli.command()
 @click.option("--json", "as_json", is_flag=True, help="Print as JSON.")
 def encoders(as_json: bool) -> None:
-    r"""List the encoder presets.
+    """List the encoder presets.
 
     \b
     Example:

@@ -8,7 +8,7 @@ import json
 import logging
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import numpy as np
 import torch
@@ -172,11 +172,12 @@ class DescriptionEncoder:
             target = len(offsets) * piece // pieces
             end = len(sentence) if piece == pieces else offsets[target][0]
             end = _word_start(sentence, start, end)
-            left = len(sentence[start:end]) - len(sentence[start:end].lstrip())
-            spans.append((start + left, start + len(sentence[start:end].rstrip())))
+            spans.append((start, end))
             start = end
         # Moving a cut back to a word's start can overfill the next piece; halve what does.
-        return [part for span in spans if span[0] < span[1] for part in self._fit(sentence, span)]
+        fitting = [part for span in spans for part in self._fit(sentence, span)]
+        trimmed = [_without_space_around(sentence, *span) for span in fitting]
+        return [(start, end) for start, end in trimmed if start < end]
 
     def _fit(self, sentence: str, span: tuple[int, int]) -> list[tuple[int, int]]:
         start, end = span
@@ -236,7 +237,7 @@ class DescriptionEncoder:
 def _transformer(model: SentenceTransformer, side: _Side) -> Transformer:
     first: Module = model[0]
     if isinstance(first, Router):
-        first = next(iter(first.sub_modules[side].children()))
+        first = cast("Module", next(iter(first.sub_modules[side].children())))
     if not isinstance(first, Transformer):
         raise EncoderError(f"a {type(first).__name__} comes first, need a transformer")
     return first
@@ -270,6 +271,11 @@ def _word_start(text: str, start: int, end: int) -> int:
         if text[position - 1].isspace():
             return position
     return end
+
+
+def _without_space_around(text: str, start: int, end: int) -> tuple[int, int]:
+    piece = text[start:end]
+    return start + len(piece) - len(piece.lstrip()), start + len(piece.rstrip())
 
 
 def _label(source: str) -> str:

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING, TypeAlias
 
-from descsim_tools.encoders import DEFAULT_PRESET, PRESETS, DescriptionEncoder
+from descsim_tools.encoders import DEFAULT_PRESET, PRESETS
 from descsim_tools.errors import StoreError
 from descsim_tools.store.manifest import Manifest
 from descsim_tools.store.store import DEFAULT_COLLECTION, Store
 
-EncoderLike = DescriptionEncoder | str | Path | None
+if TYPE_CHECKING:
+    from descsim_tools.encoders import DescriptionEncoder
+
+EncoderLike: TypeAlias = "DescriptionEncoder | str | Path | None"
 """An encoder, or the preset, folder or hub id of one; None lets the store or the default decide."""
 
 
@@ -54,6 +58,9 @@ def open_store(
 
 
 def _load(encoder: DescriptionEncoder | str | Path, device: str | None) -> DescriptionEncoder:
+    # Not at the top: a store can be looked at without loading torch.
+    from descsim_tools.encoders import DescriptionEncoder
+
     if isinstance(encoder, DescriptionEncoder):
         return encoder
     return DescriptionEncoder.load(encoder, device=device)

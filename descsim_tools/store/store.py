@@ -319,7 +319,14 @@ class Store:
         records = {record.id: record for record in self.get([id_ for _, id_ in best])}
         found = [(id_, -minus) for minus, id_ in best if id_ in records]
         return [
-            Hit(id_, score, rank, records[id_].text, records[id_].metadata)
+            Hit(
+                id_,
+                score,
+                rank,
+                records[id_].text,
+                records[id_].metadata,
+                retrieval_score=score,
+            )
             for rank, (id_, score) in enumerate(found, start=1)
         ]
 
@@ -388,7 +395,7 @@ def _hits(
         zip(ids, scores, texts, metadatas, strict=True), key=lambda row: (-row[1], row[0])
     )
     return [
-        Hit(id_, score, rank, text, decode_metadata(flat))
+        Hit(id_, score, rank, text, decode_metadata(flat), retrieval_score=score)
         for rank, (id_, score, text, flat) in enumerate(rows, start=1)
     ]
 
@@ -400,6 +407,7 @@ def _is_url(location: str) -> bool:
 def _connect(location: str) -> Client:
     settings = Settings(anonymized_telemetry=False)
     if not _is_url(location):
+        _check_writable(Path(location))
         return cast("Client", chromadb.PersistentClient(path=location, settings=settings))
     url = urlsplit(location)
     secure = url.scheme == "https"
@@ -413,8 +421,17 @@ def _make_folder(folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise StoreError(f"cannot make the folder {folder}: {error.strerror}") from error
-    if not os.access(folder, os.W_OK):
-        raise StoreError(f"cannot write to {folder}: permission denied; choose another folder")
+
+
+def _check_writable(folder: Path) -> None:
+    """Refuse a folder that may not be written: an embedded Chroma writes even to read [1.5.9]."""
+    effective = os.access in os.supports_effective_ids
+    for path in (folder, folder / _DATABASE):
+        if path.exists() and not os.access(path, os.W_OK, effective_ids=effective):
+            raise StoreError(
+                f"cannot write to {path}, which Chroma needs even for reading; mend its "
+                "permissions, copy the store, or serve it with `chroma run`"
+            )
 
 
 def _check_space(configuration: Mapping[str, Any], location: str) -> None:

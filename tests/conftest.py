@@ -1,0 +1,118 @@
+"""Fixtures: a tiny seeded encoder, the demo corpus, and data that may lie beside the project."""
+
+from __future__ import annotations
+
+import os
+
+os.environ["HF_HUB_OFFLINE"] = "1"
+os.environ["TRANSFORMERS_OFFLINE"] = "1"
+os.environ["TOKENIZERS_PARALLELISM"] = "false"
+
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from descsim_tools import DescriptionEncoder
+from tests.tiny import save_sentence_transformer, train_wordpiece
+
+ROOT = Path(__file__).resolve().parent.parent
+SHARED = ROOT.parent / "shared"
+
+
+def pytest_configure() -> None:
+    torch.set_num_threads(2)
+    # Subprocesses of the tests must find the coverage-free, installed package alone.
+    sys.dont_write_bytecode = True
+
+
+@pytest.fixture(scope="session")
+def corpus_lines() -> list[str]:
+    return (ROOT / "examples/corpus.txt").read_text(encoding="utf-8").splitlines()
+
+
+@pytest.fixture(scope="session")
+def tokenizer(corpus_lines, tmp_path_factory):
+    return train_wordpiece(corpus_lines, tmp_path_factory.mktemp("tokenizer"))
+
+
+@pytest.fixture(scope="session")
+def tiny_folder(tokenizer, tmp_path_factory) -> Path:
+    """A sentence-transformers folder: BERT with random weights, 2 layers, 32 dimensions."""
+    folder = tmp_path_factory.mktemp("models") / "tiny-encoder"
+    save_sentence_transformer(folder, tokenizer, seed=0)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def other_folder(tokenizer, tmp_path_factory) -> Path:
+    """The same architecture and size with other weights."""
+    folder = tmp_path_factory.mktemp("models") / "other-encoder"
+    save_sentence_transformer(folder, tokenizer, seed=1)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def tiny(tiny_folder) -> DescriptionEncoder:
+    return DescriptionEncoder.load(tiny_folder, device="cpu")
+
+
+@pytest.fixture(scope="session")
+def default_encoder() -> DescriptionEncoder:
+    return DescriptionEncoder.load(device="cpu")
+
+
+@pytest.fixture(scope="session")
+def shared() -> Path:
+    """Data that is never committed; it lies beside the project where it exists."""
+    if not SHARED.is_dir():
+        pytest.skip(f"needs the data in {SHARED.name}/ beside the project, which is not here")
+    return SHARED
+
+
+@pytest.fixture
+def no_network(monkeypatch):
+    """Every attempt to connect anywhere fails the test."""
+
+    def refuse(self, address, *args):
+        raise AssertionError(f"tried to connect to {address}")
+
+    monkeypatch.setattr(socket.socket, "connect", refuse)
+    monkeypatch.setattr(socket.socket, "connect_ex", refuse)
+    monkeypatch.setattr(socket, "getaddrinfo", refuse)
+
+
+@pytest.fixture(scope="session")
+def chroma_server(tmp_path_factory) -> Iterator[str]:
+    """URL of a real Chroma server on loopback."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    folder = tmp_path_factory.mktemp("server")
+    command = [
+        str(Path(sys.executable).parent / "chroma"),
+        *("run", "--host", "127.0.0.1", "--port", str(port), "--path", str(folder)),
+    ]
+    with (folder / "log").open("w") as log:
+        process = subprocess.Popen(command, stdout=log, stderr=log, cwd=folder)
+    try:
+        for _ in range(100):
+            with socket.socket() as probe:
+                if probe.connect_ex(("127.0.0.1", port)) == 0:
+                    break
+            if process.poll() is not None:
+                break
+            time.sleep(0.2)
+        else:
+            pytest.fail(f"the Chroma server does not answer: {(folder / 'log').read_text()}")
+        if process.poll() is not None:
+            pytest.fail(f"the Chroma server ended: {(folder / 'log').read_text()}")
+        yield f"http://127.0.0.1:{port}"
+    finally:
+        process.terminate()
+        process.wait(10)

@@ -1,0 +1,42 @@
+import subprocess
+import sys
+
+import pytest
+
+import descsim_tools
+
+HEAVY = ["torch", "transformers", "sentence_transformers", "chromadb", "sklearn", "langchain_core"]
+
+
+def loaded_after(code: str, cwd) -> list[str]:
+    program = f"import sys\n{code}\nprint(*[m for m in {HEAVY} if m in sys.modules])"
+    result = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True, cwd=cwd
+    )
+    return result.stdout.splitlines()[-1].split()
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "import descsim_tools",
+        "import descsim_tools; descsim_tools.Hit; descsim_tools.DescsimError",
+        "from descsim_tools.cli import main; main(['--help'])",
+        "from descsim_tools.cli import main; main(['search', '--help'])",
+        "from descsim_tools.cli import main; main(['encoders', '--json'])",
+    ],
+)
+def test_nothing_heavy_is_imported(code, tmp_path):
+    assert loaded_after(code, tmp_path) == []
+
+
+def test_exports_are_all_there():
+    for name in descsim_tools.__all__:
+        assert getattr(descsim_tools, name) is not None
+    assert set(dir(descsim_tools)) == set(descsim_tools.__all__)
+    assert len(descsim_tools.__all__) <= 7
+
+
+def test_unknown_name():
+    with pytest.raises(AttributeError, match="no attribute 'nonsense'"):
+        descsim_tools.nonsense  # noqa: B018
