@@ -8,7 +8,7 @@ import json
 import logging
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -16,7 +16,6 @@ from numpy.typing import NDArray
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import Router, Transformer
 from sentence_transformers.util import get_device_name
-from torch.nn import Module
 
 from descsim_tools.encoders.loading import build_model, tokenizer_of
 from descsim_tools.encoders.presets import DEFAULT_PRESET, PRESETS, EncoderSpec, Pooling
@@ -235,12 +234,12 @@ class DescriptionEncoder:
 
 
 def _transformer(model: SentenceTransformer, side: _Side) -> Transformer:
-    first: Module = model[0]
-    if isinstance(first, Router):
-        first = cast("Module", next(iter(first.sub_modules[side].children())))
-    if not isinstance(first, Transformer):
-        raise EncoderError(f"a {type(first).__name__} comes first, need a transformer")
-    return first
+    first = model[0]
+    route = first.sub_modules[side] if isinstance(first, Router) else model
+    modules: list[object] = list(route.children())
+    if not isinstance(modules[0], Transformer):
+        raise EncoderError(f"a {type(modules[0]).__name__} comes first, need a transformer")
+    return modules[0]
 
 
 def _known(value: int | None, what: str) -> int:
