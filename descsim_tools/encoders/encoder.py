@@ -236,10 +236,11 @@ class DescriptionEncoder:
 def _transformer(model: SentenceTransformer, side: _Side) -> Transformer:
     first = model[0]
     route = first.sub_modules[side] if isinstance(first, Router) else model
-    modules: list[object] = list(route.children())
-    if not isinstance(modules[0], Transformer):
-        raise EncoderError(f"a {type(modules[0]).__name__} comes first, need a transformer")
-    return modules[0]
+    module: object = next(iter(route.children()))
+    if not isinstance(module, Transformer):
+        raise EncoderError(f"a {type(module).__name__} comes first, need a transformer")
+    found: Transformer = module
+    return found
 
 
 def _known(value: int | None, what: str) -> int:
