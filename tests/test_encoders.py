@@ -1,4 +1,5 @@
 import logging
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -116,6 +117,16 @@ def test_count_tokens_counts_all(tiny, tokenizer):
     assert tiny.count_tokens([*TEXTS, "word " * 500]) == [
         len(tokenizer(text)["input_ids"]) for text in [*TEXTS, "word " * 500]
     ]
+
+
+def test_counting_in_one_thread_does_not_disturb_encoding_in_another(tiny, corpus_lines):
+    texts = [*corpus_lines[:30], "word " * 100]
+    expected, counts = tiny.encode_sentences(texts), tiny.count_tokens(texts)
+    with ThreadPoolExecutor(2) as pool:
+        counting = pool.submit(lambda: [tiny.count_tokens(texts) for _ in range(400)])
+        while not counting.done():
+            np.testing.assert_allclose(tiny.encode_sentences(texts), expected, atol=1e-6)
+    assert all(found == counts for found in counting.result())
 
 
 @pytest.mark.parametrize(

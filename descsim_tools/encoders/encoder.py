@@ -52,6 +52,10 @@ class DescriptionEncoder:
         dtype = torch.bfloat16 if device.startswith("cuda") else torch.float32
         model.to(device=device, dtype=dtype)
         self.dim = _known(model.get_embedding_dimension(), "dimension")
+        # Copies, since a tokenizer holds whether it pads and cuts as state: to count uncut with the
+        # one that another thread encodes with would unset both under its hands.
+        sides: tuple[_Side, _Side] = ("query", "document")
+        self._counting = {s: copy.deepcopy(tokenizer_of(_transformer(model, s))) for s in sides}
         self.max_tokens = _known(_transformer(model, "document").max_seq_length, "limit of tokens")
 
     @property
@@ -159,7 +163,7 @@ class DescriptionEncoder:
             (start, end) character spans, in order. They leave out nothing but white space at the
             joins.
         """
-        tokenizer = tokenizer_of(_transformer(self.model, "document"))
+        tokenizer = self._counting["document"]
         room = self.max_tokens - self.count_tokens([""])[0]
         encoded = tokenizer(
             sentence, add_special_tokens=False, return_offsets_mapping=True, verbose=False
@@ -227,10 +231,8 @@ class DescriptionEncoder:
         if not texts:
             return []
         prompt = self.model.prompts.get(side) or ""
-        tokenizer = tokenizer_of(_transformer(self.model, side))
-        return [
-            len(ids) for ids in tokenizer([prompt + t for t in texts], verbose=False)["input_ids"]
-        ]
+        encoded = self._counting[side]([prompt + text for text in texts], verbose=False)
+        return [len(ids) for ids in encoded["input_ids"]]
 
 
 def _transformer(model: SentenceTransformer, side: _Side) -> Transformer:
