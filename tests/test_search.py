@@ -77,7 +77,7 @@ def test_recall_on_a_real_corpus(shared, default_encoder, tmp_path):
     report = fill(
         shared / "corpora/wikitext2_sentences.txt", tmp_path / "s", encoder=default_encoder
     )
-    assert report.rows == report.encoded == report.stored == 7969
+    assert report.rows == report.encoded == report.stored == 7970
     lines = (shared / "eval/contrast_dev.jsonl").read_text(encoding="utf-8").splitlines()
     descriptions = [json.loads(line)["description"] for line in lines]
     with DescriptionIndex.open(tmp_path / "s", encoder=default_encoder) as index:

@@ -35,7 +35,7 @@ _PAGE = 1000
 """Rows a read asks for at a time: below the limit of SQL variables everywhere."""
 
 _HNSW = CreateHNSWConfiguration(
-    space="cosine", ef_construction=200, max_neighbors=32, ef_search=200
+    space="cosine", ef_construction=200, max_neighbors=16, ef_search=200
 )
 """Chroma's defaults (100, 16, 100) lose near neighbours: instances that nobody finds."""
 

@@ -1,0 +1,1 @@
+"""Evaluation: the paper's protocol, group accuracy, and sentence similarity."""

@@ -1,0 +1,1 @@
+"""Training of encoders: group data, losses, the trainer, and what it writes."""
