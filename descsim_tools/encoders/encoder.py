@@ -25,7 +25,7 @@ from descsim_tools.errors import EncoderError
 logger = logging.getLogger(__name__)
 
 Vectors = NDArray[np.float32]
-_Side = Literal["query", "document"]
+Side = Literal["query", "document"]
 
 
 class DescriptionEncoder:
@@ -51,12 +51,15 @@ class DescriptionEncoder:
         # On a GPU half the bytes give the same ranking at twice the speed.
         dtype = torch.bfloat16 if device.startswith("cuda") else torch.float32
         model.to(device=device, dtype=dtype)
-        self.dim = _known(model.get_embedding_dimension(), "dimension")
+        dim = model.get_embedding_dimension()
+        if dim is None:
+            raise EncoderError("the model does not state its dimension")
+        self.dim = int(dim)
         # Copies, since a tokenizer holds whether it pads and cuts as state: to count uncut with the
         # one that another thread encodes with would unset both under its hands.
-        sides: tuple[_Side, _Side] = ("query", "document")
-        self._counting = {s: copy.deepcopy(tokenizer_of(_transformer(model, s))) for s in sides}
-        self.max_tokens = _known(_transformer(model, "document").max_seq_length, "limit of tokens")
+        sides: tuple[Side, Side] = ("query", "document")
+        self._counting = {s: copy.deepcopy(tokenizer_of(transformer_of(model, s))) for s in sides}
+        self.max_tokens = _limit(model, "document")
 
     @property
     def is_pair(self) -> bool:
@@ -199,7 +202,7 @@ class DescriptionEncoder:
         self.model.save_pretrained(str(folder), create_model_card=False)
 
     def _encode(
-        self, texts: Sequence[str], side: _Side, batch_size: int, show_progress: bool
+        self, texts: Sequence[str], side: Side, batch_size: int, show_progress: bool
     ) -> Vectors:
         texts = _checked(texts)
         if not texts:
@@ -215,8 +218,8 @@ class DescriptionEncoder:
         )
         return np.asarray(vectors.float().cpu().numpy(), dtype=np.float32)
 
-    def _warn_of_cuts(self, texts: Sequence[str], side: _Side) -> None:
-        limit = _known(_transformer(self.model, side).max_seq_length, "limit of tokens")
+    def _warn_of_cuts(self, texts: Sequence[str], side: Side) -> None:
+        limit = _limit(self.model, side)
         # A token stands for at least one byte, so that most texts need no counting.
         doubtful = [i for i, text in enumerate(texts) if 4 * len(text) + 100 > limit]
         counts = self._count_tokens([texts[i] for i in doubtful], side)
@@ -227,7 +230,7 @@ class DescriptionEncoder:
                 len(cut), len(texts), self.spec.name, limit, cut[:20],
             )  # fmt: skip
 
-    def _count_tokens(self, texts: Sequence[str], side: _Side) -> list[int]:
+    def _count_tokens(self, texts: Sequence[str], side: Side) -> list[int]:
         if not texts:
             return []
         prompt = self.model.prompts.get(side) or ""
@@ -235,7 +238,12 @@ class DescriptionEncoder:
         return [len(ids) for ids in encoded["input_ids"]]
 
 
-def _transformer(model: SentenceTransformer, side: _Side) -> Transformer:
+def transformer_of(model: SentenceTransformer, side: Side) -> Transformer:
+    """Return the module that reads a side's texts; both sides may share one.
+
+    Raises:
+        EncoderError: The model does not begin with a transformer.
+    """
     first = model[0]
     route = first.sub_modules[side] if isinstance(first, Router) else model
     module: object = next(iter(route.children()))
@@ -245,10 +253,11 @@ def _transformer(model: SentenceTransformer, side: _Side) -> Transformer:
     return found
 
 
-def _known(value: int | None, what: str) -> int:
-    if value is None:
-        raise EncoderError(f"the model does not state its {what}")
-    return int(value)
+def _limit(model: SentenceTransformer, side: Side) -> int:
+    limit = transformer_of(model, side).max_seq_length
+    if limit is None:
+        raise EncoderError("the model does not state how many tokens it reads")
+    return int(limit)
 
 
 def _checked(texts: Iterable[Any]) -> list[str]:
@@ -297,7 +306,7 @@ def _pooling(pooling: Pooling | str | None) -> Pooling | None:
 
 
 def _fingerprint(spec: EncoderSpec, model: SentenceTransformer) -> str:
-    sides: dict[_Side, tuple[str, tuple[str, str] | None]] = {
+    sides: dict[Side, tuple[str, tuple[str, str] | None]] = {
         "query": (spec.description_model or spec.sentence_model, spec.description_brackets),
         "document": (spec.sentence_model, spec.sentence_brackets),
     }
@@ -307,7 +316,7 @@ def _fingerprint(spec: EncoderSpec, model: SentenceTransformer) -> str:
             "prompt": model.prompts.get(side) or "",
             "brackets": brackets,
             "pooling": spec.pooling.value if spec.pooling else "its own",
-            "max_tokens": _transformer(model, side).max_seq_length,
+            "max_tokens": transformer_of(model, side).max_seq_length,
         }
         for side, (source, brackets) in sides.items()
     }

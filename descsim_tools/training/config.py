@@ -1,0 +1,163 @@
+"""The configuration of a training run, a TOML file."""
+
+from __future__ import annotations
+
+import tomllib
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from descsim_tools.encoders import Pooling
+from descsim_tools.errors import DescsimError
+
+
+class ConfigError(DescsimError):
+    """A training configuration is missing, or a setting is unknown or not allowed."""
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class DataConfig(_Section):
+    """Files; paths are relative to the configuration's folder.
+
+    Attributes:
+        train: Files of groups, or of any form that `read_groups` knows.
+        dev: Files of the eval form, or of groups; measured after each epoch.
+        leave_out: Groups whose id begins with one of these are not trained on.
+    """
+
+    train: list[Path] = Field(min_length=1)
+    dev: list[Path] = []
+    leave_out: list[str] = []
+
+
+class ModelConfig(_Section):
+    """What is trained.
+
+    Attributes:
+        base: Preset, folder or hub id that both sides start from.
+        sides: `pair` trains a description encoder and a sentence encoder, `shared` one for both.
+        pooling: For a base that does not state its own.
+        brackets: Put [description] and {sentence} around the tokens, as SGPT does.
+        method: `full`; `lora`; `bitfit`, bias terms only; `last-layer`.
+        freeze_embeddings: Leave token embeddings as they are (`full` only).
+        lora_rank: Of the low-rank updates.
+    """
+
+    base: str = "all-minilm-l6-v2"
+    sides: Literal["pair", "shared"] = "pair"
+    pooling: Pooling | None = None
+    brackets: bool = False
+    method: Literal["full", "lora", "bitfit", "last-layer"] = "full"
+    freeze_embeddings: bool = True
+    lora_rank: int = Field(16, ge=1)
+
+
+class LossConfig(BaseModel):
+    """A loss of `descsim_tools.training.losses` by name; further settings are its arguments."""
+
+    model_config = ConfigDict(extra="allow", frozen=True)
+
+    name: str = "group"
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """The loss's own arguments."""
+        return dict(self.model_extra or {})
+
+
+class TrainingConfig(_Section):
+    """How it is trained.
+
+    Attributes:
+        epochs: Passes over the groups; in each, every cluster gives newly drawn texts.
+        groups_per_batch: Groups whose clusters compete in one step.
+        accumulate: Batches whose gradients make one step.
+        learning_rate: Highest; falls linearly to 0.
+        warmup_share: Share of the steps in which it rises.
+        weight_decay: 0 makes AdamW the paper's Adam.
+        sentences_per_cluster: Drawn each time.
+        descriptions_per_cluster: Drawn each time.
+        twins_per_cluster: Descriptions drawn each time for the sentence encoder, as negatives.
+        tokens_per_pass: Most tokens of one forward pass, padding included.
+        precision: `auto` is bf16 where the hardware multiplies it (GPUs, CPUs with AMX), else fp32.
+        seed: Of all that is drawn.
+    """
+
+    epochs: float = Field(2, gt=0)
+    groups_per_batch: int = Field(48, ge=2)
+    accumulate: int = Field(1, ge=1)
+    learning_rate: float = Field(1e-4, gt=0)
+    warmup_share: float = Field(0.05, ge=0, lt=1)
+    weight_decay: float = Field(0.01, ge=0)
+    sentences_per_cluster: int = Field(1, ge=1)
+    descriptions_per_cluster: int = Field(1, ge=1)
+    twins_per_cluster: int = Field(1, ge=0)
+    tokens_per_pass: int = Field(2048, ge=64)
+    precision: Literal["auto", "fp32", "bf16"] = "auto"
+    seed: int = 0
+
+
+class TrainConfig(_Section):
+    """One training run.
+
+    Attributes:
+        name: Of the trained encoder.
+        data: Files.
+        model: What is trained.
+        loss: What is minimised.
+        training: How.
+    """
+
+    name: str
+    data: DataConfig
+    model: ModelConfig = ModelConfig()
+    loss: LossConfig = LossConfig()
+    training: TrainingConfig = TrainingConfig()
+
+
+def load_config(path: str | Path) -> TrainConfig:
+    """Read a configuration and make its paths absolute.
+
+    Raises:
+        ConfigError: It is missing, no TOML, or a setting is unknown or not allowed.
+    """
+    path = Path(path)
+    try:
+        with path.open("rb") as file:
+            content = tomllib.load(file)
+    except OSError as error:
+        raise ConfigError(f"cannot read {path}: {error.strerror}") from error
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(f"{path} is no TOML: {error}") from error
+    return parse_config(content, path.parent, str(path))
+
+
+def parse_config(content: dict[str, Any], folder: Path, where: str) -> TrainConfig:
+    """Check a configuration that was read already.
+
+    Args:
+        content: Its tables.
+        folder: That its paths are relative to.
+        where: Its name for messages.
+
+    Raises:
+        ConfigError: A setting is unknown or not allowed.
+    """
+    try:
+        config = TrainConfig.model_validate(content)
+    except ValidationError as error:
+        problems = "; ".join(
+            f"{'.'.join(map(str, problem['loc']))}: {problem['msg']}" for problem in error.errors()
+        )
+        raise ConfigError(f"{where}: {problems}") from error
+    data = config.data.model_copy(
+        update={
+            "train": [folder / file for file in config.data.train],
+            "dev": [folder / file for file in config.data.dev],
+        }
+    )
+    return config.model_copy(update={"data": data})

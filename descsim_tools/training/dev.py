@@ -1,0 +1,89 @@
+"""Measure dev files during training."""
+
+from __future__ import annotations
+
+import gzip
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from descsim_tools.encoders.encoder import Side
+from descsim_tools.errors import CorpusError
+from descsim_tools.evaluation.protocol import (
+    EncoderScore,
+    EvalItem,
+    evaluate_file,
+    evaluate_groups,
+    read_items,
+)
+from descsim_tools.training.config import TrainConfig
+from descsim_tools.training.data import Group, read_groups
+
+if TYPE_CHECKING:
+    from descsim_tools.training.trainer import TrainedPair
+
+_PASS = 256
+
+
+class DevMeasure:
+    """Precision and group accuracy on the dev files of a configuration.
+
+    A file whose lines have `clusters` is one of groups, any other one of the eval form.
+
+    Attributes:
+        files: Their contents by name.
+    """
+
+    def __init__(self, config: TrainConfig) -> None:
+        self.files: dict[str, list[EvalItem] | list[Group]] = {}
+        for path in config.data.dev:
+            name = path.name.split(".")[0]
+            if not path.is_file():
+                raise CorpusError(f"there is no dev file {path}")
+            self.files[name] = read_groups(path) if _holds_groups(path) else read_items(path)
+
+    def __call__(self, trained: TrainedPair) -> dict[str, float]:
+        """Return all figures, and as `score` the mean over the files of what each is judged by.
+
+        That is the mean of precision@5 and @10 (where the queries have as many good sentences) or
+        the group accuracy: precision@1 on a hundred queries moves by chance alone.
+        """
+        score = EncoderScore(_Encodes(trained))
+        figures: dict[str, float] = {}
+        judged = []
+        for name, content in self.files.items():
+            groups = [item for item in content if isinstance(item, Group)]
+            items = [item for item in content if isinstance(item, EvalItem)]
+            found = evaluate_groups(groups, score) if groups else evaluate_file(items, score)
+            figures.update({f"{name}_{measure}": value for measure, value in found.items()})
+            chosen = [found[m] for m in ("precision@5", "precision@10", "accuracy") if m in found]
+            judged.append(float(np.mean(chosen)))
+        figures["score"] = float(np.mean(judged))
+        return figures
+
+
+def _holds_groups(path: Path) -> bool:
+    opened = gzip.open if path.suffix == ".gz" else open
+    with opened(path, "rt", encoding="utf-8") as file:
+        return '"clusters"' in file.readline()
+
+
+class _Encodes:
+    def __init__(self, trained: TrainedPair) -> None:
+        self.trained = trained
+
+    def encode_descriptions(self, texts: Sequence[str], /) -> NDArray[np.float32]:
+        return self._encode(texts, "query")
+
+    def encode_sentences(self, texts: Sequence[str], /) -> NDArray[np.float32]:
+        return self._encode(texts, "document")
+
+    def _encode(self, texts: Sequence[str], side: Side) -> NDArray[np.float32]:
+        parts = [
+            self.trained.embed(list(texts[start : start + _PASS]), side).cpu().numpy()
+            for start in range(0, len(texts), _PASS)
+        ]
+        return np.concatenate(parts)

@@ -1,0 +1,424 @@
+"""Train an encoder on groups, with transformers' trainer."""
+
+from __future__ import annotations
+
+import csv
+import json
+import logging
+import random
+import re
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from sentence_transformers import SentenceTransformer
+from sentence_transformers.sentence_transformer.modules import Router, Transformer
+from torch import Tensor, nn
+from torch.utils.data import Dataset
+from transformers import Trainer, TrainerCallback, TrainingArguments
+from transformers.trainer_utils import get_last_checkpoint
+
+from descsim_tools.encoders import PRESETS, EncoderSpec
+from descsim_tools.encoders.delta import write_delta
+from descsim_tools.encoders.encoder import Side, transformer_of
+from descsim_tools.encoders.loading import build_model
+from descsim_tools.errors import CorpusError, require
+from descsim_tools.training.config import ModelConfig, TrainConfig, TrainingConfig
+from descsim_tools.training.data import Group, read_groups
+from descsim_tools.training.dev import DevMeasure
+from descsim_tools.training.losses import EmbeddedBatch, make_loss
+from descsim_tools.training.plots import plot_history
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class TrainResult:
+    """What a run gave.
+
+    Attributes:
+        folder: Holds `model/` (a sentence-transformers folder), `delta.safetensors` (see
+            `descsim_tools.encoders.delta`; not for `shared`), `log.csv`, `curve.png` and
+            `result.json`.
+        metrics: Dev figures of the kept checkpoint.
+        epoch: That it was taken after.
+        groups: Trained on.
+        seconds: Wall time.
+    """
+
+    folder: str
+    metrics: dict[str, float]
+    epoch: float
+    groups: int
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class TextBatch:
+    """The texts drawn from some groups, and where each belongs; see `EmbeddedBatch`."""
+
+    descriptions: list[str]
+    sentences: list[str]
+    twins: list[str]
+    description_cluster: list[int]
+    sentence_cluster: list[int]
+    description_group: list[int]
+    sentence_group: list[int]
+
+
+def draw_batch(groups: Sequence[tuple[Group, int]], settings: TrainingConfig) -> TextBatch:
+    """Draw each cluster's texts for one step.
+
+    Args:
+        groups: Each with the seed of its draw, so that a batch does not depend on what was drawn
+            before it, and a run that is resumed goes on as if it had not stopped.
+        settings: How many texts a cluster.
+    """
+    batch = TextBatch([], [], [], [], [], [], [])
+    cluster_number = 0
+    for group_number, (group, seed) in enumerate(groups):
+        drawn = random.Random(seed)
+        for cluster in group.clusters:
+            wanted = settings.descriptions_per_cluster + settings.twins_per_cluster
+            texts = drawn.sample(cluster.descriptions, min(wanted, len(cluster.descriptions)))
+            own = texts[: settings.descriptions_per_cluster]
+            # A cluster of one description has no reworded one; it then stands in for itself.
+            twins = texts[len(own) :] or own[: settings.twins_per_cluster]
+            count = min(settings.sentences_per_cluster, len(cluster.sentences))
+            sentences = drawn.sample(cluster.sentences, count)
+            batch.twins.extend(twins)
+            batch.descriptions.extend(own)
+            batch.description_cluster.extend([cluster_number] * len(own))
+            batch.description_group.extend([group_number] * len(own))
+            batch.sentences.extend(sentences)
+            batch.sentence_cluster.extend([cluster_number] * len(sentences))
+            batch.sentence_group.extend([group_number] * len(sentences))
+            cluster_number += 1
+    return batch
+
+
+class TrainedPair(nn.Module):
+    """A sentence-transformers model and a loss, as one module that the trainer can drive."""
+
+    def __init__(
+        self, model: SentenceTransformer, loss: nn.Module, settings: TrainingConfig
+    ) -> None:
+        super().__init__()
+        self.model = model
+        self.loss = loss
+        self.settings = settings
+        self.bf16 = _precision(settings) == "bf16"
+
+    def forward(self, batch: TextBatch) -> dict[str, Tensor]:
+        """Return the loss of a batch under `loss`."""
+        read = self.embed([*batch.sentences, *batch.twins], "document")
+        device = read.device
+
+        def numbers(values: list[int]) -> Tensor:
+            return torch.tensor(values, device=device)
+
+        embedded = EmbeddedBatch(
+            self.embed(batch.descriptions, "query"),
+            read[: len(batch.sentences)],
+            read[len(batch.sentences) :],
+            numbers(batch.description_cluster),
+            numbers(batch.sentence_cluster),
+            numbers(batch.description_group),
+            numbers(batch.sentence_group),
+        )
+        return {"loss": self.loss(embedded)}
+
+    def embed(self, texts: list[str], side: Side) -> Tensor:
+        """Return (n, dim) float32 vectors of length 1, with their graph.
+
+        Texts of like length share a pass, which saves most of the padding.
+        """
+        order = sorted(range(len(texts)), key=lambda i: len(texts[i]))
+        parts, start = [], 0
+        device = next(self.model.parameters()).device
+        prompt = self.model.prompts.get(side) or None
+        while start < len(order):
+            size = self._fitting(texts, order, start)
+            chosen = [texts[i] for i in order[start : start + size]]
+            features = self.model.preprocess(chosen, prompt=prompt, task=side)
+            moved = {k: v.to(device) if isinstance(v, Tensor) else v for k, v in features.items()}
+            autocast = torch.autocast(device.type, torch.bfloat16) if self.bf16 else nullcontext()
+            with autocast:
+                vectors = self.model(moved, task=side)["sentence_embedding"]
+            parts.append(nn.functional.normalize(vectors.float(), dim=1))
+            start += size
+        back = torch.empty(len(order), dtype=torch.long)
+        back[torch.tensor(order)] = torch.arange(len(order))
+        return torch.cat(parts)[back.to(device)]
+
+    def _fitting(self, texts: list[str], order: list[int], start: int) -> int:
+        """How many texts from `start` fit a pass; a token has about four characters."""
+        size = 1
+        while start + size < len(order):
+            longest = len(texts[order[start + size]]) // 4 + 8
+            if (size + 1) * longest > self.settings.tokens_per_pass:
+                break
+            size += 1
+        return size
+
+
+def train(config: TrainConfig, folder: str | Path, *, progress: bool = False) -> TrainResult:
+    """Train as configured; a run that was broken off in the same folder goes on.
+
+    Args:
+        config: See `load_config`.
+        folder: For the result and the checkpoints.
+        progress: Show a bar on standard error.
+
+    Raises:
+        CorpusError: A file is missing or malformed.
+        ConfigError: A setting is not allowed.
+        EncoderError: The base cannot be loaded.
+    """
+    require("accelerate", "train")
+    folder = Path(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    started = time.perf_counter()
+    groups = _groups(config)
+    measure = DevMeasure(config)
+    loss = make_loss(config.loss.name, config.loss.settings)
+    torch.manual_seed(config.training.seed)
+    spec = _spec(config.model, config.name)
+    model = build_model(spec)
+    for module in _transformers(model):
+        # For texts this short the plain form is the faster one, and in bf16 on a CPU by far.
+        module.model.set_attn_implementation("eager")
+    choose_trained(model, config.model)
+    trained = TrainedPair(model, loss, config.training)
+    trainer = _GroupTrainer(
+        model=trained,
+        args=_arguments(config, folder, has_dev=bool(measure.files), progress=progress),
+        train_dataset=GroupDataset(groups, config.training),
+        # Asked for by the trainer; the dev files are read by `DevMeasure`.
+        eval_dataset=GroupDataset([], config.training) if measure.files else None,
+        data_collator=lambda drawn: {"batch": draw_batch(drawn, config.training)},
+    )
+    trainer.measure = measure
+    trainer.add_callback(EpochCallback(trainer.train_dataset))
+    checkpoint = get_last_checkpoint(str(folder / "checkpoints")) if _has(folder) else None
+    if checkpoint:
+        logger.info("going on from %s", checkpoint)
+    trainer.train(resume_from_checkpoint=checkpoint)
+    _merge_adapters(model)
+    _write(spec, model, folder)
+    history = trainer.state.log_history
+    kept = _kept(trainer)
+    result = TrainResult(
+        str(folder),
+        kept.get("metrics", {}),
+        float(kept.get("epoch", config.training.epochs)),
+        len(groups),
+        time.perf_counter() - started,
+    )
+    _write_log(history, folder)
+    content = {"config": json.loads(config.model_dump_json()), **asdict(result)}
+    del content["folder"]
+    content["config"]["data"] = {
+        key: [Path(file).name for file in files] if key != "leave_out" else files
+        for key, files in content["config"]["data"].items()
+    }
+    (folder / "result.json").write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+    return result
+
+
+class GroupDataset(Dataset[tuple[Group, int]]):
+    """Groups, each with the seed of its draw in the current epoch."""
+
+    def __init__(self, groups: Sequence[Group], settings: TrainingConfig) -> None:
+        self.groups = groups
+        self.seed = settings.seed
+        self.epoch = 0
+
+    def __len__(self) -> int:
+        return len(self.groups)
+
+    def __getitem__(self, index: int) -> tuple[Group, int]:
+        return self.groups[index], hash((self.seed, self.epoch, index))
+
+
+class EpochCallback(TrainerCallback):
+    """Tells the dataset which epoch begins, also after resuming."""
+
+    def __init__(self, dataset: GroupDataset) -> None:
+        self.dataset = dataset
+
+    def on_epoch_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Set the epoch; a resumed state holds a fraction."""
+        self.dataset.epoch = int((state.epoch or 0) + 1e-6)
+
+
+class _GroupTrainer(Trainer):
+    measure: DevMeasure
+
+    def evaluate(
+        self, *args: Any, metric_key_prefix: str = "eval", **kwargs: Any
+    ) -> dict[str, float]:
+        """Measure the dev files in place of a loss."""
+        self.model.eval()
+        with torch.no_grad():
+            found = self.measure(self.model)
+        metrics = {f"{metric_key_prefix}_{name}": value for name, value in found.items()}
+        self.log(metrics)
+        self.control = self.callback_handler.on_evaluate(
+            self.args, self.state, self.control, metrics
+        )
+        return metrics
+
+
+def choose_trained(model: SentenceTransformer, settings: ModelConfig) -> None:
+    """Set which parameters are trained."""
+    for module in _transformers(model):
+        if settings.method == "lora":
+            peft = require("peft", "train")
+            adapter = peft.LoraConfig(
+                r=settings.lora_rank,
+                lora_alpha=2 * settings.lora_rank,
+                target_modules="all-linear",
+            )
+            module.model = peft.get_peft_model(module.model, adapter)
+            continue
+        names = [name for name, _ in module.named_parameters()]
+        last = max((_layer(name) for name in names), default=-1)
+        for name, parameter in module.named_parameters():
+            if settings.method == "bitfit":
+                parameter.requires_grad_(name.endswith("bias"))
+            elif settings.method == "last-layer":
+                parameter.requires_grad_(_layer(name) == last)
+            else:
+                embedding = "embeddings." in name or re.search(r"\bw[tp]e\b", name) is not None
+                parameter.requires_grad_(not (embedding and settings.freeze_embeddings))
+
+
+def _layer(name: str) -> int:
+    found = re.search(r"\b(?:layers?|h|block)\.(\d+)\.", name)
+    return int(found.group(1)) if found else -1
+
+
+def _merge_adapters(model: SentenceTransformer) -> None:
+    for module in _transformers(model):
+        if hasattr(module.model, "merge_and_unload"):
+            module.model = module.model.merge_and_unload()
+
+
+def _transformers(model: SentenceTransformer) -> Iterator[Transformer]:
+    return (module for module in model.modules() if isinstance(module, Transformer))
+
+
+def _spec(settings: ModelConfig, name: str) -> EncoderSpec:
+    base = PRESETS.get(settings.base, EncoderSpec(name, settings.base))
+    brackets = (("[", "]"), ("{", "}")) if settings.brackets else (None, None)
+    return replace(
+        base,
+        name=name,
+        description_model=base.description_model
+        or (base.sentence_model if settings.sides == "pair" else None),
+        pooling=settings.pooling or base.pooling,
+        description_brackets=brackets[0],
+        sentence_brackets=brackets[1],
+        summary="",
+    )
+
+
+def _groups(config: TrainConfig) -> list[Group]:
+    groups = [group for file in config.data.train for group in read_groups(file)]
+    kept = [g for g in groups if not g.id.startswith(tuple(config.data.leave_out))]
+    if not config.data.leave_out:
+        kept = groups
+    if len(kept) < config.training.groups_per_batch:
+        raise CorpusError(
+            f"{len(kept)} groups to train on (of {len(groups)} read) make no batch of "
+            f"{config.training.groups_per_batch}; lower training.groups_per_batch"
+        )
+    return kept
+
+
+def _arguments(
+    config: TrainConfig, folder: Path, *, has_dev: bool, progress: bool
+) -> TrainingArguments:
+    settings = config.training
+    kept: dict[str, Any] = {}
+    if has_dev:
+        kept = {
+            "eval_strategy": "epoch",
+            "load_best_model_at_end": True,
+            "metric_for_best_model": "eval_score",
+            "greater_is_better": True,
+        }
+    return TrainingArguments(
+        output_dir=str(folder / "checkpoints"),
+        num_train_epochs=settings.epochs,
+        per_device_train_batch_size=settings.groups_per_batch,
+        gradient_accumulation_steps=settings.accumulate,
+        learning_rate=settings.learning_rate,
+        lr_scheduler_type="linear",
+        warmup_steps=settings.warmup_share,
+        weight_decay=settings.weight_decay,
+        save_strategy="epoch",
+        save_total_limit=2,
+        seed=settings.seed,
+        data_seed=settings.seed,
+        logging_steps=10,
+        report_to=[],
+        disable_tqdm=not progress,
+        remove_unused_columns=False,
+        dataloader_pin_memory=False,
+        **kept,
+    )
+
+
+def _precision(settings: TrainingConfig) -> str:
+    if settings.precision != "auto":
+        return settings.precision
+    fast_bf16 = torch.cuda.is_available() or torch.cpu.get_capabilities().get("amx_bf16", False)
+    return "bf16" if fast_bf16 else "fp32"
+
+
+def _has(folder: Path) -> bool:
+    return (folder / "checkpoints").is_dir()
+
+
+def _kept(trainer: _GroupTrainer) -> dict[str, Any]:
+    """The dev figures of the checkpoint that was kept."""
+    entries = [entry for entry in trainer.state.log_history if "eval_score" in entry]
+    if not entries:
+        return {}
+    best = max(entries, key=lambda entry: float(entry["eval_score"]))
+    skipped = ("eval_runtime",)
+    metrics = {
+        key.removeprefix("eval_"): value
+        for key, value in best.items()
+        if key.startswith("eval_") and key not in skipped
+    }
+    return {"metrics": metrics, "epoch": best["epoch"]}
+
+
+def _write(spec: EncoderSpec, model: SentenceTransformer, folder: Path) -> None:
+    model.cpu().eval()
+    model.save_pretrained(str(folder / "model"), create_model_card=False)
+    if not isinstance(model[0], Router):
+        return
+    base = build_model(spec)
+    sides: dict[str, nn.Module] = {
+        "query": transformer_of(model, "query").model,
+        "document": transformer_of(model, "document").model,
+    }
+    write_delta(transformer_of(base, "document").model, sides, folder / "delta.safetensors")
+
+
+def _write_log(history: list[dict[str, Any]], folder: Path) -> None:
+    """Write losses and dev figures as a table and a plot."""
+    names = sorted({name for entry in history for name in entry} - {"epoch", "step"})
+    with (folder / "log.csv").open("w", newline="", encoding="utf-8") as file:
+        writer = csv.DictWriter(file, ["step", "epoch", *names])
+        writer.writeheader()
+        writer.writerows(history)
+    plot_history(history, folder / "curve.png")
