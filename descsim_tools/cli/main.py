@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 import descsim_tools
+from descsim_tools.cli.evaluate import evaluate
 from descsim_tools.cli.training import data, train
 from descsim_tools.errors import DescsimError
 
@@ -287,6 +288,7 @@ def encoders(as_json: bool) -> None:
 
 cli.add_command(train)
 cli.add_command(data)
+cli.add_command(evaluate)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
