@@ -19,8 +19,9 @@ from tokenizers.processors import TemplateProcessing
 from transformers import PreTrainedTokenizerBase
 from transformers.utils import logging as transformers_logging
 
+from descsim_tools.encoders.delta import merge_delta
 from descsim_tools.encoders.presets import EncoderSpec, Pooling
-from descsim_tools.encoders.weights import find_model
+from descsim_tools.encoders.weights import find_delta, find_model
 from descsim_tools.errors import EncoderError
 
 _POOLING_MODES = {
@@ -38,9 +39,11 @@ def build_model(spec: EncoderSpec) -> SentenceTransformer:
     A shared model stays a plain `SentenceTransformer`; a pair becomes a `Router` with a query and a
     document route. Either way `encode_query` reads descriptions and `encode_document` sentences.
     """
-    with _quiet_loading():
+    with quiet_loading():
         sentence_folder = find_model(spec.sentence_model)
-        if spec.description_model is not None or spec.description_brackets is not None:
+        if spec.delta is not None:
+            model = _tuned_pair(spec)
+        elif spec.description_model is not None or spec.description_brackets is not None:
             description_folder = find_model(spec.description_model or spec.sentence_model)
             router = Router.for_query_document(
                 query_modules=_side(description_folder, spec.pooling, spec.description_brackets),
@@ -59,6 +62,23 @@ def build_model(spec: EncoderSpec) -> SentenceTransformer:
     if spec.pooling is Pooling.MEAN_WITHOUT_FIRST:
         _leave_out_first_token(model, spec)
     return model.eval()
+
+
+def _tuned_pair(spec: EncoderSpec) -> SentenceTransformer:
+    """Load the base twice and merge what training changed of it."""
+    folder = find_model(spec.sentence_model)
+    sides = {side: _side(folder, spec.pooling, None) for side in ("query", "document")}
+    transformers = {
+        side: module.model
+        for side, modules in sides.items()
+        for module in modules
+        if isinstance(module, Transformer)
+    }
+    merge_delta(transformers, find_delta(spec.delta or ""))
+    router = Router.for_query_document(
+        query_modules=sides["query"], document_modules=sides["document"]
+    )
+    return SentenceTransformer(modules=[router], device="cpu")
 
 
 def _states_pooling(folder: Path) -> bool:
@@ -140,8 +160,8 @@ def tokenizer_of(transformer: Transformer) -> PreTrainedTokenizerBase:
 
 
 @contextmanager
-def _quiet_loading() -> Iterator[None]:
-    """Hide the per-tensor progress bar that transformers shows even for a local file."""
+def quiet_loading() -> Iterator[None]:
+    """Hide the bars that transformers shows even for loading and saving a local file."""
     shown = transformers_logging.is_progress_bar_enabled()
     transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     try:

@@ -37,6 +37,8 @@ class EncoderSpec:
         sentence_prompt: Text put before every sentence.
         description_brackets: Tokens put around every description after tokenization (SGPT).
         sentence_brackets: Tokens put around every sentence after tokenization (SGPT).
+        delta: File in the package that turns the base into a tuned pair, see
+            `descsim_tools.encoders.delta`.
         summary: One line for people.
     """
 
@@ -48,6 +50,7 @@ class EncoderSpec:
     sentence_prompt: str | None = None
     description_brackets: tuple[str, str] | None = None
     sentence_brackets: tuple[str, str] | None = None
+    delta: str | None = None
     summary: str = ""
 
 

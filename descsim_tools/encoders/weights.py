@@ -91,6 +91,18 @@ def _bundled_model() -> Path:
     return folder
 
 
+def find_delta(name: str) -> Path:
+    """Return the file of a tuned pair that comes with the package.
+
+    Raises:
+        EncoderError: The installation lacks it.
+    """
+    path = Path(__file__).parent / "shipped" / name
+    if not path.is_file():
+        raise EncoderError(f"the package's file {name} is missing; install descsim-tools again")
+    return path
+
+
 def sha256(path: Path) -> str:
     """Return the hex digest of a file."""
     with path.open("rb") as file:

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from descsim_tools.training.trainer import TrainedPair
 
 _PASS = 256
+_JUDGED_BY = ("precision@5", "precision@10", "group_accuracy")
 
 
 class DevMeasure:
@@ -59,8 +60,7 @@ class DevMeasure:
             items = [item for item in content if isinstance(item, EvalItem)]
             found = evaluate_groups(groups, score) if groups else evaluate_file(items, score)
             figures.update({f"{name}_{measure}": value for measure, value in found.items()})
-            chosen = [found[m] for m in ("precision@5", "precision@10", "accuracy") if m in found]
-            judged.append(float(np.mean(chosen)))
+            judged.append(float(np.mean([found[m] for m in _JUDGED_BY if m in found])))
         figures["score"] = float(np.mean(judged))
         return figures
 

@@ -19,13 +19,19 @@ from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import Router, Transformer
 from torch import Tensor, nn
 from torch.utils.data import Dataset
-from transformers import Trainer, TrainerCallback, TrainingArguments
+from transformers import (
+    PrinterCallback,
+    ProgressCallback,
+    Trainer,
+    TrainerCallback,
+    TrainingArguments,
+)
 from transformers.trainer_utils import get_last_checkpoint
 
 from descsim_tools.encoders import PRESETS, EncoderSpec
 from descsim_tools.encoders.delta import write_delta
 from descsim_tools.encoders.encoder import Side, transformer_of
-from descsim_tools.encoders.loading import build_model
+from descsim_tools.encoders.loading import build_model, quiet_loading
 from descsim_tools.errors import CorpusError, require
 from descsim_tools.training.config import ModelConfig, TrainConfig, TrainingConfig
 from descsim_tools.training.data import Group, read_groups
@@ -203,6 +209,11 @@ def train(config: TrainConfig, folder: str | Path, *, progress: bool = False) ->
         data_collator=lambda drawn: {"batch": draw_batch(drawn, config.training)},
     )
     trainer.measure = measure
+    # Both print every log entry to standard output, which is for results.
+    trainer.remove_callback(PrinterCallback)
+    trainer.remove_callback(ProgressCallback)
+    if progress:
+        trainer.add_callback(_SilentProgress())
     trainer.add_callback(EpochCallback(trainer.train_dataset))
     checkpoint = get_last_checkpoint(str(folder / "checkpoints")) if _has(folder) else None
     if checkpoint:
@@ -254,6 +265,13 @@ class EpochCallback(TrainerCallback):
     def on_epoch_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Set the epoch; a resumed state holds a fraction."""
         self.dataset.epoch = int((state.epoch or 0) + 1e-6)
+
+
+class _SilentProgress(ProgressCallback):
+    """The bar without the log, which is written to a file."""
+
+    def on_log(self, *args: Any, **kwargs: Any) -> None:
+        """Print nothing."""
 
 
 class _GroupTrainer(Trainer):
@@ -403,7 +421,8 @@ def _kept(trainer: _GroupTrainer) -> dict[str, Any]:
 
 def _write(spec: EncoderSpec, model: SentenceTransformer, folder: Path) -> None:
     model.cpu().eval()
-    model.save_pretrained(str(folder / "model"), create_model_card=False)
+    with quiet_loading():
+        model.save_pretrained(str(folder / "model"), create_model_card=False)
     if not isinstance(model[0], Router):
         return
     base = build_model(spec)
