@@ -309,7 +309,7 @@ class Store:
         """
         best: list[tuple[float, str]] = []
         with _errors(self.location):
-            for ids, vectors in self._vector_pages(where):
+            for ids, vectors in self.vector_pages(where):
                 scores = vectors @ vector
                 keep = np.argsort(-scores, kind="stable")[:k]
                 # A page's last kept score may be tied; take every id that shares it.
@@ -330,7 +330,10 @@ class Store:
             for rank, (id_, score) in enumerate(found, start=1)
         ]
 
-    def _vector_pages(self, where: Where | None) -> Iterator[tuple[list[str], NDArray[np.float32]]]:
+    def vector_pages(
+        self, where: Where | None = None
+    ) -> Iterator[tuple[list[str], NDArray[np.float32]]]:
+        """Yield ids and their vectors, (n, dim) float32, page by page."""
         collection = self._fresh()
         offset = 0
         while True:
