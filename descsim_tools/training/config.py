@@ -85,6 +85,7 @@ class TrainingConfig(_Section):
         tokens_per_pass: Most tokens of one forward pass, padding included.
         precision: `auto` is bf16 where the hardware multiplies it (GPUs, CPUs with AMX), else fp32.
         seed: Of all that is drawn.
+        average: Trained this many times, with seeds from `seed` on, and the weights averaged.
     """
 
     epochs: float = Field(2, gt=0)
@@ -99,6 +100,7 @@ class TrainingConfig(_Section):
     tokens_per_pass: int = Field(2048, ge=64)
     precision: Literal["auto", "fp32", "bf16"] = "auto"
     seed: int = 0
+    average: int = Field(1, ge=1)
 
 
 class TrainConfig(_Section):

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from descsim_tools.encoders.encoder import Side
@@ -52,7 +53,10 @@ class DevMeasure:
         That is the mean of precision@5 and @10 (where the queries have as many good sentences) or
         the group accuracy: precision@1 on a hundred queries moves by chance alone.
         """
-        score = EncoderScore(_Encodes(trained))
+        with torch.no_grad():
+            return self._figures(EncoderScore(_Encodes(trained)))
+
+    def _figures(self, score: EncoderScore) -> dict[str, float]:
         figures: dict[str, float] = {}
         judged = []
         for name, content in self.files.items():

@@ -147,19 +147,20 @@ class TrainedPair(nn.Module):
         parts, start = [], 0
         device = next(self.model.parameters()).device
         prompt = self.model.prompts.get(side) or None
-        while start < len(order):
-            size = self._fitting(texts, order, start)
-            chosen = [texts[i] for i in order[start : start + size]]
-            features = self.model.preprocess(chosen, prompt=prompt, task=side)
-            moved = {k: v.to(device) if isinstance(v, Tensor) else v for k, v in features.items()}
-            autocast = torch.autocast(device.type, torch.bfloat16) if self.bf16 else nullcontext()
-            with autocast:
-                vectors = self.model(moved, task=side)["sentence_embedding"]
-            parts.append(nn.functional.normalize(vectors.float(), dim=1))
-            start += size
+        # One context for all passes, since each new one converts the weights again.
+        with torch.autocast(device.type, torch.bfloat16) if self.bf16 else nullcontext():
+            while start < len(order):
+                size = self._fitting(texts, order, start)
+                chosen = [texts[i] for i in order[start : start + size]]
+                features = self.model.preprocess(chosen, prompt=prompt, task=side)
+                moved = {
+                    k: v.to(device) if isinstance(v, Tensor) else v for k, v in features.items()
+                }
+                parts.append(self.model(moved, task=side)["sentence_embedding"].float())
+                start += size
         back = torch.empty(len(order), dtype=torch.long)
         back[torch.tensor(order)] = torch.arange(len(order))
-        return torch.cat(parts)[back.to(device)]
+        return nn.functional.normalize(torch.cat(parts)[back.to(device)], dim=1)
 
     def _fitting(self, texts: list[str], order: list[int], start: int) -> int:
         """How many texts from `start` fit a pass; a token has about four characters."""
@@ -176,7 +177,8 @@ def train(config: TrainConfig, folder: str | Path, *, progress: bool = False) ->
     """Train as configured; a run that was broken off in the same folder goes on.
 
     Args:
-        config: See `load_config`.
+        config: See `load_config`. With `training.average` above 1, each seed's run lies in a folder
+            of its own, and the result is the mean of their weights.
         folder: For the result and the checkpoints.
         progress: Show a bar on standard error.
 
@@ -191,17 +193,56 @@ def train(config: TrainConfig, folder: str | Path, *, progress: bool = False) ->
     started = time.perf_counter()
     groups = _groups(config)
     measure = DevMeasure(config)
+    run = _train_average if config.training.average > 1 else _train_seed
+    model, metrics, epoch = run(config, groups, measure, folder, progress=progress)
+    _write(_spec(config.model, config.name), model, folder)
+    seconds = time.perf_counter() - started
+    result = TrainResult(str(folder), metrics, epoch, len(groups), seconds)
+    _write_result(config, result, folder)
+    return result
+
+
+def _train_average(
+    config: TrainConfig, groups: list[Group], measure: DevMeasure, folder: Path, *, progress: bool
+) -> tuple[SentenceTransformer, dict[str, float], float]:
+    """Train several seeds and take the mean of their weights.
+
+    They start from the same base, so that the mean lies in the same basin and does better than each
+    ("model soups", Wortsman et al., ICML 2022).
+    """
+    models = []
+    for number in range(config.training.average):
+        settings = config.training.model_copy(
+            update={"average": 1, "seed": config.training.seed + number}
+        )
+        member = folder / f"seed-{settings.seed}"
+        train(config.model_copy(update={"training": settings}), member, progress=progress)
+        models.append(SentenceTransformer(str(member / "model"), local_files_only=True))
+    states = [model.state_dict() for model in models]
+    mean = {
+        name: sum(state[name].float() for state in states) / len(states)
+        if value.is_floating_point()
+        else value
+        for name, value in states[0].items()
+    }
+    models[0].load_state_dict(mean)
     loss = make_loss(config.loss.name, config.loss.settings)
+    metrics = measure(TrainedPair(models[0].eval(), loss, config.training)) if measure.files else {}
+    return models[0], metrics, config.training.epochs
+
+
+def _train_seed(
+    config: TrainConfig, groups: list[Group], measure: DevMeasure, folder: Path, *, progress: bool
+) -> tuple[SentenceTransformer, dict[str, float], float]:
     torch.manual_seed(config.training.seed)
-    spec = _spec(config.model, config.name)
-    model = build_model(spec)
+    model = build_model(_spec(config.model, config.name))
     for module in _transformers(model):
         # For texts this short the plain form is the faster one, and in bf16 on a CPU by far.
         module.model.set_attn_implementation("eager")
     choose_trained(model, config.model)
-    trained = TrainedPair(model, loss, config.training)
+    loss = make_loss(config.loss.name, config.loss.settings)
     trainer = _GroupTrainer(
-        model=trained,
+        model=TrainedPair(model, loss, config.training),
         args=_arguments(config, folder, has_dev=bool(measure.files), progress=progress),
         train_dataset=GroupDataset(groups, config.training),
         # Asked for by the trainer; the dev files are read by `DevMeasure`.
@@ -220,25 +261,19 @@ def train(config: TrainConfig, folder: str | Path, *, progress: bool = False) ->
         logger.info("going on from %s", checkpoint)
     trainer.train(resume_from_checkpoint=checkpoint)
     _merge_adapters(model)
-    _write(spec, model, folder)
-    history = trainer.state.log_history
+    _write_log(trainer.state.log_history, folder)
     kept = _kept(trainer)
-    result = TrainResult(
-        str(folder),
-        kept.get("metrics", {}),
-        float(kept.get("epoch", config.training.epochs)),
-        len(groups),
-        time.perf_counter() - started,
-    )
-    _write_log(history, folder)
+    return model, kept.get("metrics", {}), float(kept.get("epoch", config.training.epochs))
+
+
+def _write_result(config: TrainConfig, result: TrainResult, folder: Path) -> None:
+    """Write configuration and figures, without a path of this machine."""
     content = {"config": json.loads(config.model_dump_json()), **asdict(result)}
     del content["folder"]
-    content["config"]["data"] = {
-        key: [Path(file).name for file in files] if key != "leave_out" else files
-        for key, files in content["config"]["data"].items()
-    }
+    data = content["config"]["data"]
+    for key in ("train", "dev"):
+        data[key] = [Path(file).name for file in data[key]]
     (folder / "result.json").write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
-    return result
 
 
 class GroupDataset(Dataset[tuple[Group, int]]):
@@ -282,8 +317,7 @@ class _GroupTrainer(Trainer):
     ) -> dict[str, float]:
         """Measure the dev files in place of a loss."""
         self.model.eval()
-        with torch.no_grad():
-            found = self.measure(self.model)
+        found = self.measure(self.model)
         metrics = {f"{metric_key_prefix}_{name}": value for name, value in found.items()}
         self.log(metrics)
         self.control = self.callback_handler.on_evaluate(
