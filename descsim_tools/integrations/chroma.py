@@ -10,8 +10,9 @@ process once this module is imported there.
 
 from __future__ import annotations
 
+from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from chromadb.api.types import Documents, EmbeddingFunction, Embeddings, Space
 from chromadb.utils.embedding_functions import register_embedding_function
@@ -20,7 +21,7 @@ from descsim_tools.encoders import DEFAULT_PRESET, PRESETS, DescriptionEncoder
 from descsim_tools.errors import EncoderError, StoreError
 from descsim_tools.integrations.common import load_encoder
 from descsim_tools.store import DEFAULT_COLLECTION, EncoderLike, Manifest
-from descsim_tools.store.store import connect
+from descsim_tools.store.store import check_space, connect
 
 if TYPE_CHECKING:
     from chromadb.api import ClientAPI
@@ -56,7 +57,7 @@ class DescriptionEmbeddingFunction(EmbeddingFunction[Documents]):
             EncoderError: It cannot be loaded, or is not the one that the collection names.
         """
         if self._loaded is None:
-            loaded = load_encoder(self._findable(), self._device)
+            loaded = _load(self._findable(), self._device)
             if self._fingerprint not in (None, loaded.fingerprint):
                 raise EncoderError(
                     f"the collection was filled with an encoder {loaded.spec.name!r} of "
@@ -141,6 +142,12 @@ class DescriptionEmbeddingFunction(EmbeddingFunction[Documents]):
         return name
 
 
+@lru_cache(maxsize=4)
+def _load(encoder: EncoderLike, device: str | None) -> DescriptionEncoder:
+    """Load an encoder once: Chroma makes a new function of the configuration at every call."""
+    return load_encoder(encoder, device)
+
+
 def open_client(location: str | Path) -> ClientAPI:
     """Return a plain Chroma client on a folder or server that holds our stores.
 
@@ -175,10 +182,12 @@ def open_collection(
         device: Where the encoder runs.
 
     Raises:
-        StoreError: The collection does not say by which encoder it was filled, or it was another.
+        StoreError: The collection does not say by which encoder it was filled, it was another, or
+            its space is not cosine.
         EncoderError: The encoder cannot be loaded.
     """
     bare = client.get_collection(name, embedding_function=None)
+    check_space(bare.configuration_json, f"collection {name!r}")
     filled_by, fingerprint = _filled_by(bare)
     function = DescriptionEmbeddingFunction(encoder or filled_by, device=device)
     if encoder is None:
@@ -189,7 +198,7 @@ def open_collection(
             f"{fingerprint[:12]}), not with {function.encoder.spec.name!r} "
             f"({function.encoder.fingerprint[:12]}); open it with that encoder"
         )
-    return client.get_collection(name, embedding_function=function)
+    return client.get_collection(name, embedding_function=cast("EmbeddingFunction[Any]", function))
 
 
 def _filled_by(collection: Collection) -> tuple[str, str]:

@@ -72,7 +72,7 @@ def hit_to_dict(hit: Hit) -> dict[str, Any]:
         "score": round(hit.score, 4),
         **{name: round(value, 4) for name, value in scores.items() if value is not None},
         "text": hit.text,
-        "metadata": {key: _plain(value) for key, value in hit.metadata.items()},
+        "metadata": {key: _plain(value) for key, value in sorted(hit.metadata.items())},
     }
 
 

@@ -56,7 +56,7 @@ class Store:
         self.name = collection
         self._client: Client | None = client
         self._collection = client.get_collection(collection, embedding_function=None)
-        _check_space(self._collection.configuration, location)
+        check_space(self._collection.configuration, location)
         self.manifest = Manifest.from_metadata(self._collection.metadata, location)
         self._seen = self._stamp()
         # Not one lock a thread: a fill reads in one thread and writes in another.
@@ -443,7 +443,8 @@ def _check_writable(folder: Path) -> None:
             )
 
 
-def _check_space(configuration: Mapping[str, Any], location: str) -> None:
+def check_space(configuration: Mapping[str, Any], location: str) -> None:
+    """Refuse a collection that does not measure by cosine."""
     space = (configuration.get("hnsw") or configuration.get("spann") or {}).get("space")
     if space != "cosine":
         raise StoreError(
