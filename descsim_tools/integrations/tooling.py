@@ -6,6 +6,7 @@ The name, the description and the schema teach a model to write a description, n
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, create_model
@@ -69,10 +70,10 @@ def hit_to_dict(hit: Hit) -> dict[str, Any]:
     return {
         "rank": hit.rank,
         "id": hit.id,
-        "score": round(hit.score, 4),
-        **{name: round(value, 4) for name, value in scores.items() if value is not None},
+        "score": round(hit.score, 6),
+        **{name: round(value, 6) for name, value in scores.items() if value is not None},
         "text": hit.text,
-        "metadata": {key: _plain(value) for key, value in sorted(hit.metadata.items())},
+        "metadata": plain(hit.metadata),
     }
 
 
@@ -87,5 +88,7 @@ def answer(description: str, hits: list[Hit]) -> str:
     return json.dumps(payload, ensure_ascii=False)
 
 
-def _plain(value: Any) -> Any:
-    return json.loads(json.dumps(value, default=str))
+def plain(metadata: Mapping[str, Any]) -> dict[str, Any]:
+    """Return metadata as JSON has it, keys in order; dates become strings."""
+    loaded: dict[str, Any] = json.loads(json.dumps(dict(metadata), default=str, sort_keys=True))
+    return loaded
