@@ -65,6 +65,8 @@ def find(
         ValueError: The description is blank, `k` is below 1, or a least probability is asked for
             where hits have none.
     """
+    if not description.strip():
+        raise ValueError("the description is blank; say what you look for")
     wanted = max(k, candidates) if reranker is not None and isinstance(k, int) and k > 0 else k
     hits = index.search(description, wanted, where=where)
     if min_score is not None:

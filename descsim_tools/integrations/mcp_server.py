@@ -12,7 +12,7 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
-from urllib.parse import quote, unquote
+from urllib.parse import quote
 
 from descsim_tools.errors import DescsimError, require
 
@@ -208,9 +208,9 @@ def create_server(
         _SENTENCES + "{id}", name="sentence", description="A sentence by its id, quoted for a URI."
     )
     async def sentence(id: str) -> str:
-        record = await anyio.to_thread.run_sync(_record, library, unquote(id))
+        record = await anyio.to_thread.run_sync(_record, library, id)
         if record is None:
-            raise ResourceNotFoundError(f"no sentence has the id {unquote(id)!r}")
+            raise ResourceNotFoundError(f"no sentence has the id {id!r}")
         return record.text
 
     return server

@@ -303,7 +303,7 @@ def test_the_tools_schema_teaches_descriptions(tiny_index):
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        ({"description": "  "}, "empty or blank"),
+        ({"description": "  "}, "description is blank"),
         ({"description": "x", "k": 0}, "greater than or equal to 1"),
         ({"query": "x"}, "description"),
     ],

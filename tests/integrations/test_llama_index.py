@@ -330,7 +330,7 @@ def test_the_tool(tiny_index):
     for arguments, said in (
         ({"description": "x", "k": 0}, "greater than or equal to 1"),
         ({"query": "x"}, "description"),
-        ({"description": " "}, "empty or blank"),
+        ({"description": " "}, "description is blank"),
     ):
         with pytest.raises(ValueError, match=said):
             tool.call(**arguments)
