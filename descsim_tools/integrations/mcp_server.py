@@ -22,8 +22,9 @@ import anyio
 import anyio.to_thread
 from mcp.server.mcpserver import Context, MCPServer
 from mcp.server.mcpserver.exceptions import ResourceNotFoundError, ToolError
+from mcp.server.mcpserver.tools import Tool
 from mcp.types import ToolAnnotations
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, ConfigDict, Field, create_model
 
 import descsim_tools
 from descsim_tools.integrations.tooling import (
@@ -150,17 +151,7 @@ def create_server(
         reranker: Anything with `rerank(description, hits, top_k=None)`.
     """
     library = _Library(str(location), encoder, collection, device)
-    server = MCPServer(
-        "descsim",
-        version=descsim_tools.__version__,
-        instructions=(
-            "Finds sentences that are instances of an abstract description. Describe what you look "
-            "for in general words; do not give keywords."
-        ),
-        log_level="WARNING",
-    )
 
-    @server.tool(name=TOOL_NAME, description=TOOL_DESCRIPTION, annotations=_READ_ONLY)
     async def search_by_description(
         description: Annotated[str, Field(description=DESCRIPTION_HELP)],
         ctx: Context[Any, Any],
@@ -184,10 +175,6 @@ def create_server(
         found = [FoundSentence(**hit_to_dict(hit)) for hit in hits]
         return SearchResult(description=description, hits=found)
 
-    @server.tool(
-        description="Returns one sentence or passage of the store, with its metadata, by its id.",
-        annotations=_READ_ONLY,
-    )
     async def get_passage(
         id: Annotated[str, Field(description="Id of a hit.")], ctx: Context[Any, Any]
     ) -> Passage:
@@ -197,12 +184,25 @@ def create_server(
         uri = _SENTENCES + quote(id, safe="")
         return Passage(id=id, uri=uri, text=record.text, metadata=plain(record.metadata))
 
-    @server.tool(
-        description="Tells how many sentences can be searched, and which encoder reads them.",
-        annotations=_READ_ONLY,
-    )
     async def store_info(ctx: Context[Any, Any]) -> StoreInfo:
         return await _Progress(ctx).run("reading", functools.partial(_info, library))
+
+    passage_help = "Returns one sentence or passage of the store, with its metadata, by its id."
+    info_help = "Tells how many sentences can be searched, and which encoder reads them."
+    server = MCPServer(
+        "descsim",
+        version=descsim_tools.__version__,
+        instructions=(
+            "Finds sentences that are instances of an abstract description. Describe what you look "
+            "for in general words; do not give keywords."
+        ),
+        tools=[
+            _tool(search_by_description, TOOL_NAME, TOOL_DESCRIPTION),
+            _tool(get_passage, "get_passage", passage_help),
+            _tool(store_info, "store_info", info_help),
+        ],
+        log_level="WARNING",
+    )
 
     @server.resource(
         _SENTENCES + "{id}", name="sentence", description="A sentence by its id, quoted for a URI."
@@ -315,6 +315,18 @@ class _BearerToken:
                 await refusal(scope, receive, send)
                 return
         await self._app(scope, receive, send)
+
+
+def _tool(function: Callable[..., Any], name: str, description: str) -> Tool:
+    """Make a tool that refuses arguments it does not know, which by itself it would ignore."""
+    tool = Tool.from_function(function, name, description=description, annotations=_READ_ONLY)
+    known = tool.fn_metadata.arg_model
+    strict = create_model(known.__name__, __base__=known)
+    strict.model_config = ConfigDict(**known.model_config, extra="forbid")
+    strict.model_rebuild(force=True)
+    tool.fn_metadata.arg_model = strict
+    tool.parameters = strict.model_json_schema(by_alias=True)
+    return tool
 
 
 def _record(library: _Library, id_: str) -> Record | None:

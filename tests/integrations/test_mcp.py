@@ -164,6 +164,7 @@ async def test_passages_and_the_store(odd_store, tiny, tmp_path):
         ("search_by_description", {"description": "  "}, "the description is blank"),
         ("search_by_description", {"description": "x", "k": 0}, "greater than or equal to 1"),
         ("search_by_description", {"query": "x"}, "description"),
+        ("search_by_description", {"description": "x", "top_k": 3}, "top_k"),
         ("search_by_description", {"description": "x", "where": {"$no": 1}}, "filter"),
         ("get_passage", {"id": "unknown"}, "no sentence has the id 'unknown'"),
     ],
