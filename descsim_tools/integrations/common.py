@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, TypedDict, Unpack, runtime_checkable
 
 from descsim_tools.store.manifest import PREFIX
 from descsim_tools.types import Hit
@@ -14,7 +14,6 @@ if TYPE_CHECKING:
     from descsim_tools.encoders import DescriptionEncoder
     from descsim_tools.search import DescriptionIndex
     from descsim_tools.store import EncoderLike
-    from descsim_tools.store.store import Where
 
 CANDIDATES = 50
 """Hits that a reranker is given by default."""
@@ -38,16 +37,41 @@ class Reranker(Protocol):
         ...
 
 
+class SearchSettings(TypedDict, total=False):
+    """How the adapters search, beside the description and the number of hits.
+
+    Attributes:
+        where: Chroma's filter on metadata; a model that calls a tool cannot change it.
+        min_score: Least cosine similarity of a hit.
+        min_probability: Least calibrated probability of a hit; needs a reranker that gives one.
+        reranker: Anything with `rerank(description, hits, top_k=None)`; orders hits anew.
+        candidates: How many hits the reranker is given, 50 unless said, and at least `k`.
+    """
+
+    where: Mapping[str, Any] | None
+    min_score: float | None
+    min_probability: float | None
+    reranker: Reranker | None
+    candidates: int
+
+
+def checked(settings: SearchSettings) -> SearchSettings:
+    """Return settings that a search can use.
+
+    Raises:
+        TypeError: One is not known, or the reranker cannot rerank.
+    """
+    unknown = sorted(set(settings) - set(SearchSettings.__annotations__))
+    if unknown:
+        allowed = ", ".join(SearchSettings.__annotations__)
+        raise TypeError(f"got the settings {', '.join(unknown)}; there are: {allowed}")
+    if settings.get("reranker") is not None:
+        check_reranker(settings["reranker"])
+    return settings
+
+
 def find(
-    index: DescriptionIndex,
-    description: str,
-    k: int,
-    *,
-    where: Where | None = None,
-    min_score: float | None = None,
-    min_probability: float | None = None,
-    reranker: Reranker | None = None,
-    candidates: int = CANDIDATES,
+    index: DescriptionIndex, description: str, k: int, **settings: Unpack[SearchSettings]
 ) -> list[Hit]:
     """Search, rerank and filter.
 
@@ -55,11 +79,7 @@ def find(
         index: The store to search.
         description: What the sentences should be instances of.
         k: Most hits wanted.
-        where: Chroma's filter on metadata.
-        min_score: Least cosine similarity of a hit.
-        min_probability: Least calibrated probability of a hit.
-        reranker: Orders the best `candidates` anew.
-        candidates: How many hits the reranker is given, at least `k` of them.
+        **settings: See `SearchSettings`.
 
     Raises:
         ValueError: The description is blank, `k` is below 1, or a least probability is asked for
@@ -67,12 +87,16 @@ def find(
     """
     if not description.strip():
         raise ValueError("the description is blank; say what you look for")
+    reranker = settings.get("reranker")
+    candidates = settings.get("candidates", CANDIDATES)
     wanted = max(k, candidates) if reranker is not None and isinstance(k, int) and k > 0 else k
-    hits = index.search(description, wanted, where=where)
+    hits = index.search(description, wanted, where=settings.get("where"))
+    min_score = settings.get("min_score")
     if min_score is not None:
         hits = [hit for hit in hits if (hit.retrieval_score or 0.0) >= min_score]
     if reranker is not None:
         hits = rerank(reranker, description, hits, None)
+    min_probability = settings.get("min_probability")
     if min_probability is not None:
         unknown = [hit.id for hit in hits if hit.probability is None]
         if unknown:
@@ -81,7 +105,7 @@ def find(
                 "have no probability; give a reranker that is calibrated, or use min_score"
             )
         hits = [hit for hit in hits if (hit.probability or 0.0) >= min_probability]
-    return hits[:k]
+    return [replace(hit, rank=rank) for rank, hit in enumerate(hits[:k], start=1)]
 
 
 def rerank(

@@ -8,7 +8,7 @@ our stores, give it `DescriptionEmbeddings` and the client of
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Unpack
 
 from descsim_tools.errors import DescsimError, require
 
@@ -29,7 +29,9 @@ from pydantic import ConfigDict, Field, field_validator
 from descsim_tools.integrations.common import (
     CANDIDATES,
     Reranker,
+    SearchSettings,
     check_reranker,
+    checked,
     find,
     hit_of,
     load_encoder,
@@ -190,13 +192,9 @@ def description_search_tool(
     index: DescriptionIndex,
     *,
     k: int = 5,
-    where: dict[str, Any] | None = None,
-    min_score: float | None = None,
-    min_probability: float | None = None,
-    reranker: Reranker | None = None,
-    candidates: int = CANDIDATES,
     name: str = TOOL_NAME,
     description: str = TOOL_DESCRIPTION,
+    **settings: Unpack[SearchSettings],
 ) -> StructuredTool:
     """Make a tool that lets a chat model search by description.
 
@@ -206,34 +204,21 @@ def description_search_tool(
     Args:
         index: The store to search; whoever opened it closes it.
         k: How many sentences come back unless the model asks for another number.
-        where: Chroma's filter on metadata, which the model cannot change.
-        min_score: Least cosine similarity of a sentence.
-        min_probability: Least calibrated probability; needs a reranker that gives one.
-        reranker: Anything with `rerank(description, hits, top_k=None)`.
-        candidates: How many sentences the reranker is given.
         name: What the model calls it.
         description: What tells the model how to use it.
+        **settings: `where`, `min_score`, `min_probability`, `reranker` and `candidates`, see
+            `descsim_tools.integrations.common.SearchSettings`.
 
     Raises:
         ValueError: `k` is out of bounds.
-        TypeError: The reranker cannot rerank.
+        TypeError: A setting is not known, or the reranker cannot rerank.
     """
     default = k
-    if reranker is not None:
-        check_reranker(reranker)
+    settings = checked(settings)
 
     def search(description: str, k: int = default) -> tuple[str, list[Hit]]:
         try:
-            hits = find(
-                index,
-                description,
-                k,
-                where=where,
-                min_score=min_score,
-                min_probability=min_probability,
-                reranker=reranker,
-                candidates=candidates,
-            )
+            hits = find(index, description, k, **settings)
         except (DescsimError, ValueError) as error:
             raise ToolException(f"The search failed: {error}") from error
         return answer(description, hits), hits

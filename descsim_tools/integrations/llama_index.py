@@ -10,7 +10,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, Unpack, cast
 
 from descsim_tools.errors import require
 
@@ -36,10 +36,11 @@ from pydantic import ConfigDict, Field, PrivateAttr, field_validator
 from descsim_tools.encoders import DescriptionEncoder
 from descsim_tools.integrations.chroma import open_client
 from descsim_tools.integrations.common import (
-    CANDIDATES,
     SCORES,
     Reranker,
+    SearchSettings,
     check_reranker,
+    checked,
     find,
     hit_of,
     load_encoder,
@@ -155,15 +156,12 @@ class DescriptionRetriever(BaseRetriever):
     Args:
         index: The store to search; whoever opened it closes it.
         k: Most nodes wanted.
-        where: Chroma's filter on the sentences' metadata.
-        min_score: Least cosine similarity of a node.
-        min_probability: Least calibrated probability; needs a reranker that gives one.
-        reranker: Anything with `rerank(description, hits, top_k=None)`.
-        candidates: How many sentences the reranker is given.
+        **settings: `where`, `min_score`, `min_probability`, `reranker` and `candidates`, see
+            `descsim_tools.integrations.common.SearchSettings`.
 
     Raises:
         ValueError: `k` is below 1.
-        TypeError: The reranker cannot rerank.
+        TypeError: A setting is not known, or the reranker cannot rerank.
     """
 
     def __init__(
@@ -171,23 +169,15 @@ class DescriptionRetriever(BaseRetriever):
         index: DescriptionIndex,
         *,
         k: int = 10,
-        where: dict[str, Any] | None = None,
-        min_score: float | None = None,
-        min_probability: float | None = None,
-        reranker: Reranker | None = None,
-        candidates: int = CANDIDATES,
         callback_manager: CallbackManager | None = None,
+        **settings: Unpack[SearchSettings],
     ) -> None:
         super().__init__(callback_manager=callback_manager)
         if not isinstance(k, int) or k < 1:
             raise ValueError(f"k is {k!r}, need a whole number from 1 up")
         self.index = index
         self.k = k
-        self.where = where
-        self.min_score = min_score
-        self.min_probability = min_probability
-        self.reranker = None if reranker is None else check_reranker(reranker)
-        self.candidates = candidates
+        self.settings = checked(settings)
 
     def _retrieve(self, query_bundle: QueryBundle) -> list[NodeWithScore]:
         if query_bundle.custom_embedding_strs:
@@ -195,16 +185,7 @@ class DescriptionRetriever(BaseRetriever):
                 "the query bundle has custom_embedding_strs, such as a hypothetical answer; a "
                 "description is searched as it is, so leave them out"
             )
-        hits = find(
-            self.index,
-            query_bundle.query_str,
-            self.k,
-            where=self.where,
-            min_score=self.min_score,
-            min_probability=self.min_probability,
-            reranker=self.reranker,
-            candidates=self.candidates,
-        )
+        hits = find(self.index, query_bundle.query_str, self.k, **self.settings)
         return [NodeWithScore(node=_scored(_node(hit), hit), score=hit.score) for hit in hits]
 
     async def _aretrieve(self, query_bundle: QueryBundle) -> list[NodeWithScore]:
@@ -371,13 +352,9 @@ def description_search_tool(
     index: DescriptionIndex,
     *,
     k: int = 5,
-    where: dict[str, Any] | None = None,
-    min_score: float | None = None,
-    min_probability: float | None = None,
-    reranker: Reranker | None = None,
-    candidates: int = CANDIDATES,
     name: str = TOOL_NAME,
     description: str = TOOL_DESCRIPTION,
+    **settings: Unpack[SearchSettings],
 ) -> FunctionTool:
     """Make a tool that lets an agent search by description.
 
@@ -386,35 +363,20 @@ def description_search_tool(
     Args:
         index: The store to search; whoever opened it closes it.
         k: How many sentences come back unless the model asks for another number.
-        where: Chroma's filter on metadata, which the model cannot change.
-        min_score: Least cosine similarity of a sentence.
-        min_probability: Least calibrated probability; needs a reranker that gives one.
-        reranker: Anything with `rerank(description, hits, top_k=None)`.
-        candidates: How many sentences the reranker is given.
         name: What the model calls it.
         description: What tells the model how to use it.
+        **settings: As of `DescriptionRetriever`.
 
     Raises:
         ValueError: `k` is out of bounds.
-        TypeError: The reranker cannot rerank.
+        TypeError: A setting is not known, or the reranker cannot rerank.
     """
     schema = arguments_schema(k)
-    if reranker is not None:
-        check_reranker(reranker)
+    settings = checked(settings)
 
     def search(**arguments: Any) -> Found:
         wanted = schema(**arguments)
-        hits = find(
-            index,
-            wanted.description,
-            wanted.k,
-            where=where,
-            min_score=min_score,
-            min_probability=min_probability,
-            reranker=reranker,
-            candidates=candidates,
-        )
-        return Found(wanted.description, hits)
+        return Found(wanted.description, find(index, wanted.description, wanted.k, **settings))
 
     async def asearch(**arguments: Any) -> Found:
         return await asyncio.to_thread(search, **arguments)

@@ -8,12 +8,12 @@ not needed to import this module.
 from __future__ import annotations
 
 import json
-from typing import Any
+from typing import Any, Unpack
 
 from pydantic import ValidationError
 
 from descsim_tools.errors import DescsimError
-from descsim_tools.integrations.common import CANDIDATES, Reranker, check_reranker, find
+from descsim_tools.integrations.common import Reranker, SearchSettings, checked, find
 from descsim_tools.integrations.tooling import (
     DESCRIPTION_HELP,
     K_HELP,
@@ -24,7 +24,6 @@ from descsim_tools.integrations.tooling import (
     arguments_schema,
 )
 from descsim_tools.search import DescriptionIndex
-from descsim_tools.store.store import Where
 
 __all__ = ["DescriptionSearchTool", "Reranker"]
 
@@ -42,17 +41,14 @@ class DescriptionSearchTool:
     Args:
         index: The store to search; whoever opened it closes it.
         k: How many sentences come back unless the model asks for another number.
-        where: Chroma's filter on metadata, which the model cannot change.
-        min_score: Least cosine similarity of a sentence.
-        min_probability: Least calibrated probability; needs a reranker that gives one.
-        reranker: Anything with `rerank(description, hits, top_k=None)`.
-        candidates: How many sentences the reranker is given.
         name: What the model calls it.
         description: What tells the model how to use it.
+        **settings: `where`, `min_score`, `min_probability`, `reranker` and `candidates`, see
+            `descsim_tools.integrations.common.SearchSettings`.
 
     Raises:
         ValueError: `k` is out of bounds.
-        TypeError: The reranker cannot rerank.
+        TypeError: A setting is not known, or the reranker cannot rerank.
     """
 
     def __init__(
@@ -60,26 +56,16 @@ class DescriptionSearchTool:
         index: DescriptionIndex,
         *,
         k: int = 5,
-        where: Where | None = None,
-        min_score: float | None = None,
-        min_probability: float | None = None,
-        reranker: Reranker | None = None,
-        candidates: int = CANDIDATES,
         name: str = TOOL_NAME,
         description: str = TOOL_DESCRIPTION,
+        **settings: Unpack[SearchSettings],
     ) -> None:
         self.name = name
         self._arguments = arguments_schema(k)
         self._index = index
         self._k = k
         self._description = description
-        self._settings: dict[str, Any] = {
-            "where": where,
-            "min_score": min_score,
-            "min_probability": min_probability,
-            "reranker": None if reranker is None else check_reranker(reranker),
-            "candidates": candidates,
-        }
+        self._settings = checked(settings)
 
     @property
     def parameters(self) -> dict[str, Any]:

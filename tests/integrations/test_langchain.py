@@ -209,6 +209,8 @@ def test_a_least_probability_needs_one(tiny_index):
     documents = retriever.invoke("a thing")
     assert documents
     assert {d.metadata["descsim_probability"] for d in documents} == {0.9}
+    ranks = [d.metadata["descsim_rank"] for d in documents]
+    assert ranks == list(range(1, len(documents) + 1))
 
 
 def test_a_retriever_reranks(tiny_index):
@@ -298,6 +300,11 @@ def test_the_tools_schema_teaches_descriptions(tiny_index):
     assert "Do not give keywords" in tool.description
     with pytest.raises(ValueError, match="need a whole number from 1 to 100"):
         description_search_tool(tiny_index, k=0)
+
+
+def test_an_unknown_setting_is_named(tiny_index):
+    with pytest.raises(TypeError, match=r"got the settings min_skore; there are: where, min_score"):
+        description_search_tool(tiny_index, min_skore=0.5)
 
 
 @pytest.mark.parametrize(
