@@ -19,7 +19,6 @@ from chromadb.utils.embedding_functions import register_embedding_function
 
 from descsim_tools.encoders import DEFAULT_PRESET, PRESETS, DescriptionEncoder
 from descsim_tools.errors import EncoderError, StoreError
-from descsim_tools.integrations.common import load_encoder
 from descsim_tools.store import DEFAULT_COLLECTION, EncoderLike, Manifest
 from descsim_tools.store.store import check_space, connect
 
@@ -44,7 +43,7 @@ class DescriptionEmbeddingFunction(EmbeddingFunction[Documents]):
     """
 
     def __init__(self, encoder: EncoderLike = None, *, device: str | None = None) -> None:
-        self._wanted = DEFAULT_PRESET if encoder is None else encoder
+        self._wanted: DescriptionEncoder | str | Path = encoder or DEFAULT_PRESET
         self._device = device
         self._fingerprint: str | None = None
         self._loaded: DescriptionEncoder | None = None
@@ -57,7 +56,12 @@ class DescriptionEmbeddingFunction(EmbeddingFunction[Documents]):
             EncoderError: It cannot be loaded, or is not the one that the collection names.
         """
         if self._loaded is None:
-            loaded = _load(self._findable(), self._device)
+            wanted = self._findable()
+            loaded = (
+                wanted
+                if isinstance(wanted, DescriptionEncoder)
+                else _load(str(wanted), self._device)
+            )
             if self._fingerprint not in (None, loaded.fingerprint):
                 raise EncoderError(
                     f"the collection was filled with an encoder {loaded.spec.name!r} of "
@@ -131,7 +135,7 @@ class DescriptionEmbeddingFunction(EmbeddingFunction[Documents]):
                 "cannot be changed; fill a new collection"
             )
 
-    def _findable(self) -> EncoderLike:
+    def _findable(self) -> DescriptionEncoder | str | Path:
         """Return what to load; of a local encoder a collection knows only the bare name."""
         name = self._wanted
         if self._fingerprint is not None and name not in PRESETS and "/" not in str(name):
@@ -143,9 +147,9 @@ class DescriptionEmbeddingFunction(EmbeddingFunction[Documents]):
 
 
 @lru_cache(maxsize=4)
-def _load(encoder: EncoderLike, device: str | None) -> DescriptionEncoder:
+def _load(encoder: str, device: str | None) -> DescriptionEncoder:
     """Load an encoder once: Chroma makes a new function of the configuration at every call."""
-    return load_encoder(encoder, device)
+    return DescriptionEncoder.load(encoder, device=device)
 
 
 def open_client(location: str | Path) -> ClientAPI:
