@@ -191,7 +191,7 @@ def open_collection(
         EncoderError: The encoder cannot be loaded.
     """
     bare = client.get_collection(name, embedding_function=None)
-    check_space(bare.configuration_json, f"collection {name!r}")
+    check_space(bare.configuration_json, repr(name))
     filled_by, fingerprint = _filled_by(bare)
     function = DescriptionEmbeddingFunction(encoder or filled_by, device=device)
     if encoder is None:
@@ -209,5 +209,5 @@ def _filled_by(collection: Collection) -> tuple[str, str]:
     kept = collection.configuration_json.get("embedding_function") or {}
     if kept.get("name") == DescriptionEmbeddingFunction.name():
         return kept["config"]["encoder"], kept["config"]["fingerprint"]
-    manifest = Manifest.from_metadata(collection.metadata, f"collection {collection.name!r}")
+    manifest = Manifest.from_metadata(collection.metadata, repr(collection.name))
     return manifest.encoder, manifest.fingerprint

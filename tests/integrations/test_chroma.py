@@ -172,7 +172,8 @@ def test_we_read_what_plain_chroma_wrote(pair, tmp_path):
 
 def test_a_collection_without_an_encoder_is_refused(tmp_path):
     client = chromadb.PersistentClient(tmp_path)
-    client.create_collection("bare", embedding_function=None)
+    cosine = {"hnsw": {"space": "cosine"}}
+    client.create_collection("bare", embedding_function=None, configuration=cosine)
     with pytest.raises(StoreError, match="was not made by descsim-tools"):
         open_collection(client, "bare")
 
