@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from descsim_tools import DescriptionEncoder
+from descsim_tools import DescriptionEncoder, DescriptionIndex, fill
 from tests.tiny import save_sentence_transformer, train_wordpiece
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -65,6 +65,34 @@ def tiny(tiny_folder) -> DescriptionEncoder:
 @pytest.fixture(scope="session")
 def default_encoder() -> DescriptionEncoder:
     return DescriptionEncoder.load(device="cpu")
+
+
+@pytest.fixture(scope="session")
+def tiny_store(tiny, tmp_path_factory) -> Path:
+    """The demo corpus in the tiny encoder's store; tests only read it."""
+    folder = tmp_path_factory.mktemp("stores") / "tiny"
+    fill(ROOT / "examples/corpus.txt", folder, encoder=tiny)
+    return folder
+
+
+@pytest.fixture
+def tiny_index(tiny_store, tiny) -> Iterator[DescriptionIndex]:
+    with DescriptionIndex.open(tiny_store, encoder=tiny) as index:
+        yield index
+
+
+@pytest.fixture(scope="session")
+def demo_store(default_encoder, tmp_path_factory) -> Path:
+    """The demo corpus in the default encoder's store; tests only read it."""
+    folder = tmp_path_factory.mktemp("stores") / "demo"
+    fill(ROOT / "examples/corpus.txt", folder, encoder=default_encoder)
+    return folder
+
+
+@pytest.fixture
+def real_index(demo_store, default_encoder) -> Iterator[DescriptionIndex]:
+    with DescriptionIndex.open(demo_store, encoder=default_encoder) as index:
+        yield index
 
 
 @pytest.fixture(scope="session")

@@ -24,6 +24,9 @@ def loaded_after(code: str, cwd) -> list[str]:
         "from descsim_tools.cli import main; main(['--help'])",
         "from descsim_tools.cli import main; main(['search', '--help'])",
         "from descsim_tools.cli import main; main(['encoders', '--json'])",
+        "from descsim_tools.cli import main; main(['mcp', '--help'])",
+        "import descsim_tools.integrations",
+        "from descsim_tools.integrations.mcp_server import create_server; create_server('store')",
     ],
 )
 def test_nothing_heavy_is_imported(code, tmp_path):

@@ -289,6 +289,50 @@ def encoders(as_json: bool) -> None:
 cli.add_command(train)
 cli.add_command(data)
 cli.add_command(evaluate)
+@cli.command()
+@click.option("--store", required=True, metavar="DIR|URL", help="What the tools search.")
+@click.option(
+    "--http",
+    "port",
+    type=click.IntRange(1, 65535),
+    metavar="PORT",
+    help="Serve streamable HTTP on this port of the loopback interface, at /mcp, instead of stdio.",
+)
+@_encoder_options
+def mcp(
+    store: str,
+    port: int | None,
+    encoder: str | None,
+    description_encoder: str | None,
+    pooling: str | None,
+    device: str | None,
+    collection: str,
+) -> None:
+    """Serve a store to agents by the Model Context Protocol.
+
+    Over HTTP, clients must send the bearer token in DESCSIM_MCP_TOKEN if that variable is set.
+
+    \b
+    Example:
+      descsim mcp --store my-store
+      DESCSIM_MCP_TOKEN=secret descsim mcp --store my-store --http 8765
+    """
+    from descsim_tools.integrations.mcp_server import create_server, serve_http, serve_stdio
+
+    # No more is checked here: a client should be answered before anything heavy is loaded.
+    if not store.startswith(("http://", "https://")) and not Path(store).is_dir():
+        raise click.UsageError(f"there is no folder {store}; fill a store with `descsim index`")
+    devices = device.split(",") if device else None
+    server = create_server(
+        store,
+        encoder=_encoder(encoder, description_encoder, pooling, devices),
+        collection=collection,
+        device=devices[0] if devices else None,
+    )
+    if port is None:
+        serve_stdio(server)
+    else:
+        serve_http(server, port, os.environ.get("DESCSIM_MCP_TOKEN"))
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -55,12 +56,13 @@ class Store:
         self.name = collection
         self._client: Client | None = client
         self._collection = client.get_collection(collection, embedding_function=None)
-        _check_space(self._collection.configuration, location)
+        check_space(self._collection.configuration, location)
         self.manifest = Manifest.from_metadata(self._collection.metadata, location)
         self._seen = self._stamp()
         # Not one lock a thread: a fill reads in one thread and writes in another.
         lock = None if _is_url(location) else Path(location) / _LOCK
         self._lock = FileLock(lock, thread_local=False) if lock else None
+        self._turn = threading.RLock()
 
     @classmethod
     def create(
@@ -80,7 +82,7 @@ class Store:
         if not _is_url(location):
             _make_folder(Path(location))
         with _errors(location):
-            client = _connect(location)
+            client = connect(location)
             if collection in {c.name for c in client.list_collections()}:
                 client.close()
                 raise StoreError(
@@ -111,7 +113,7 @@ class Store:
                 f"`descsim index CORPUS --store {location}`"
             )
         with _errors(location):
-            client = _connect(location)
+            client = connect(location)
             try:
                 return cls(location, collection, client)
             except NotFoundError as error:
@@ -136,7 +138,7 @@ class Store:
         location = str(location)
         if not cls.exists(location):
             return False
-        with _errors(location), _connect(location) as client:
+        with _errors(location), connect(location) as client:
             return collection in {c.name for c in client.list_collections()}
 
     def __enter__(self) -> Store:
@@ -200,13 +202,13 @@ class Store:
 
     def count(self) -> int:
         """Return the number of sentences."""
-        with _errors(self.location):
+        with self._reading():
             return int(self._fresh().count())
 
     def get(self, ids: Sequence[str]) -> list[Record]:
         """Return the records of those ids that are stored, in the order asked for."""
         found: dict[str, Record] = {}
-        with _errors(self.location):
+        with self._reading():
             for page in _pages(list(dict.fromkeys(ids)), _PAGE):
                 rows = self._fresh().get(ids=page, include=["documents", "metadatas"])
                 for id_, text, flat in zip(
@@ -281,7 +283,7 @@ class Store:
             k: At least 1.
             where: Chroma's filter on metadata.
         """
-        with _errors(self.location):
+        with self._reading():
             total = self._fresh().count()
             if k < total:
                 found = self._collection.query(
@@ -308,7 +310,7 @@ class Store:
         Constant memory beyond the result; ties are ordered by id.
         """
         best: list[tuple[float, str]] = []
-        with _errors(self.location):
+        with self._reading():
             for ids, vectors in self.vector_pages(where):
                 scores = vectors @ vector
                 keep = np.argsort(-scores, kind="stable")[:k]
@@ -356,6 +358,12 @@ class Store:
             {**dict.fromkeys(old.get(id_) or {}), **row} for id_, row in zip(ids, rows, strict=True)
         ]
 
+    @contextmanager
+    def _reading(self) -> Iterator[None]:
+        """Let one thread at a time read: a refresh would close the client under another."""
+        with self._turn, _errors(self.location):
+            yield
+
     def _open_client(self) -> Client:
         if self._client is None:
             raise StoreError(f"the store {self.location} is closed; open it again")
@@ -377,7 +385,7 @@ class Store:
         if self._stamp() == self._seen:
             return
         self._open_client().close()
-        self._client = _connect(self.location)
+        self._client = connect(self.location)
         self._collection = self._client.get_collection(self.name, embedding_function=None)
         self._seen = self._stamp()
 
@@ -407,7 +415,8 @@ def _is_url(location: str) -> bool:
     return location.startswith(("http://", "https://"))
 
 
-def _connect(location: str) -> Client:
+def connect(location: str) -> Client:
+    """Return a Chroma client on a folder or server, with telemetry off."""
     settings = Settings(anonymized_telemetry=False)
     if not _is_url(location):
         _check_writable(Path(location))
@@ -437,7 +446,8 @@ def _check_writable(folder: Path) -> None:
             )
 
 
-def _check_space(configuration: Mapping[str, Any], location: str) -> None:
+def check_space(configuration: Mapping[str, Any], location: str) -> None:
+    """Refuse a collection that does not measure by cosine."""
     space = (configuration.get("hnsw") or configuration.get("spann") or {}).get("space")
     if space != "cosine":
         raise StoreError(
