@@ -289,6 +289,8 @@ def encoders(as_json: bool) -> None:
 cli.add_command(train)
 cli.add_command(data)
 cli.add_command(evaluate)
+
+
 @cli.command()
 @click.option("--store", required=True, metavar="DIR|URL", help="What the tools search.")
 @click.option(
