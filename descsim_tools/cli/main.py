@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 import descsim_tools
+from descsim_tools.cli.data import data, generate
 from descsim_tools.errors import DescsimError
 
 if TYPE_CHECKING:
@@ -282,6 +283,10 @@ def encoders(as_json: bool) -> None:
             name, "nothing more" if row["bundled"] else "the hub", _literal(row["summary"])
         )
     _print(table)
+
+
+cli.add_command(generate)
+cli.add_command(data)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

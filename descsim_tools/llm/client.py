@@ -226,6 +226,11 @@ class LLM:
         self._transcript.close()
 
     @property
+    def settings(self) -> dict[str, float | None]:
+        """What besides the model decides the answers."""
+        return {"max_tokens": self._max_tokens, "temperature": self._temperature}
+
+    @property
     def spent(self) -> Spent:
         """What was spent, over all runs that share the cache."""
         return self._ledger.spent
