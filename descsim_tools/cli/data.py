@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -288,7 +289,9 @@ def _show_report(report: GenerationReport, priced: bool) -> None:
         click.echo(f"all rejects are in {report.rejects}", err=True)
 
 
-def show_table(head: list[str], rows: list[tuple[str, ...]], title: str | None = None) -> None:
+def show_table(
+    head: Sequence[str], rows: Sequence[tuple[str, ...]], title: str | None = None
+) -> None:
     """Print a table; all columns but the first hold numbers."""
     from rich.console import Console
     from rich.table import Table
@@ -300,3 +303,129 @@ def show_table(head: list[str], rows: list[tuple[str, ...]], title: str | None =
     for row in rows:
         table.add_row(*(Text(cell, overflow="fold") for cell in row))
     Console().print(table)
+
+
+@data.command("check")
+@click.argument("file", type=click.Path(path_type=Path))
+@click.option(
+    "--encoder", metavar="NAME", help="Tells what fits a sibling; default preset if not given."
+)
+@click.option("--no-encoder", is_flag=True, help="Leave that check out, which takes longest.")
+@click.option(
+    "--sample",
+    type=click.IntRange(min=1),
+    default=300,
+    show_default=True,
+    help="Most items that the encoder scores.",
+)
+@click.option(
+    "--examples", type=click.IntRange(min=0), default=3, show_default=True, help="Of each check."
+)
+@click.option("--json", "as_json", is_flag=True, help="Print the report as JSON.")
+def check_data(
+    file: Path, encoder: str | None, no_encoder: bool, sample: int, examples: int, as_json: bool
+) -> int:
+    """Look for what may be wrong with the data in FILE.
+
+    Reported are lines of a wrong form, odd lengths, descriptions that share their sentence's words,
+    names or numbers, near-duplicates, texts that fit a sibling, and how balanced it all is. The
+    exit code is 1 if a line has a wrong form; all else is only suspicious.
+
+    \b
+    Example:
+      descsim data check groups.jsonl --examples 5
+    """
+    if no_encoder and encoder is not None:
+        raise click.UsageError("--encoder and --no-encoder exclude each other")
+    from descsim_tools.datagen.formats import read_items
+
+    read_items(file)  # fails before a model is loaded
+    from descsim_tools.datagen.check import check
+
+    loaded = None if no_encoder else _encoder(encoder)
+    report = check(file, encoder=loaded, sample=sample, examples=examples)
+    if as_json:
+        click.echo(json.dumps(report.to_dict(), ensure_ascii=False))
+        return int(report.errors > 0)
+    rows: list[tuple[str, ...]] = []
+    for name, found in report.counts.items():
+        of = report.of.get(name, 0)
+        rows.append((name, f"{found:,}", f"{of:,}", f"{found / of:.1%}" if of else ""))
+    title = f"{report.file}: {report.items:,} items of kind {report.kind}"
+    show_table(["check", "found", "of", "share"], rows, title=title)
+    facts = {"mean overlap": f"{report.mean_overlap:.1%}", **report.balance}
+    if report.encoder is not None:
+        facts["scored"] = f"{report.sampled:,} items by {report.encoder}"
+    for name, fact in facts.items():
+        if isinstance(fact, dict):
+            fact = ", ".join(f"{key or 'none'} {value:,}" for key, value in fact.items())
+        click.echo(f"{name}: {fact}")
+    for name, found_ones in report.examples.items():
+        for finding in found_ones:
+            click.echo(f"\n{name}, line {finding.line}: {finding.text}\n  {finding.detail}")
+    return int(report.errors > 0)
+
+
+@data.command("quality")
+@click.argument("files", nargs=-1, required=True, type=click.Path(path_type=Path))
+@click.option("--encoder", metavar="NAME", help="Tells similarities; default preset if not given.")
+@click.option(
+    "--lm", metavar="NAME", help="Folder or hub id of a causal model, for the last measure."
+)
+@click.option(
+    "--sample",
+    type=click.IntRange(min=1),
+    default=2000,
+    show_default=True,
+    help="Most triplets of a file that are measured.",
+)
+@click.option("--plot", type=click.Path(path_type=Path), help="File for a plot, such as q.png.")
+@click.option("--json", "as_json", is_flag=True, help="Print the figures as JSON.")
+def quality_of_data(
+    files: tuple[Path, ...],
+    encoder: str | None,
+    lm: str | None,
+    sample: int,
+    plot: Path | None,
+    as_json: bool,
+) -> None:
+    """Compare the triplets of FILES by four measures.
+
+    A triplet is a text, one that fits it and one that does not. FILES hold groups, records or
+    queries, or SICK's tab-separated pairs, which people wrote. The measures: how many of its words
+    the positive repeats, how much the lengths differ, how alike the positives' scores are, and how
+    far off the negatives are.
+
+    \b
+    Example:
+      descsim data quality made/records.jsonl groups.jsonl SICK_train.txt --plot quality.png
+    """
+    from descsim_tools.datagen.formats import read_triplets
+
+    sources = [read_triplets(file) for file in files]  # fails before a model is loaded
+    from descsim_tools.datagen.quality import MEASURES, measure
+    from descsim_tools.datagen.quality import plot as draw
+
+    loaded = _encoder(encoder)
+    qualities = [measure(source, loaded, lm=lm, sample=sample) for source in sources]
+    if plot is not None:
+        draw(qualities, plot)
+    if as_json:
+        click.echo(json.dumps([quality.to_dict() for quality in qualities]))
+        return
+    shown = [name for name in MEASURES if name in qualities[0].means]
+    head = ["", *(quality.source for quality in qualities)]
+    rows: list[tuple[str, ...]] = [
+        ("triplets", *(f"{quality.triplets:,}" for quality in qualities)),
+        ("measured", *(f"{quality.sampled:,}" for quality in qualities)),
+    ]
+    for name in shown:
+        rows.append((MEASURES[name], *(f"{q.means[name]:.3f}" for q in qualities)))
+        rows.append(("  deviation", *(f"{q.deviations[name]:.3f}" for q in qualities)))
+    show_table(head, rows)
+
+
+def _encoder(name: str | None) -> Any:
+    from descsim_tools.encoders import DEFAULT_PRESET, DescriptionEncoder
+
+    return DescriptionEncoder.load(name or DEFAULT_PRESET)
