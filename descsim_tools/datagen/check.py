@@ -215,7 +215,13 @@ def _leaking(item: Item) -> _Found:
 
 
 def _near(item: Item) -> _Found:
-    for texts in (_sentences(item), _descriptions(item)):
+    """Texts of one list that say the same; siblings are meant to be close, and not compared."""
+    lists: list[tuple[str, ...]]
+    if isinstance(item, Group):
+        lists = [texts for c in item.clusters for texts in (c.sentences, c.descriptions)]
+    else:
+        lists = [item.good, item.bad]
+    for texts in lists:
         for first, second in combinations(texts, 2):
             share = likeness(first, second)
             if share >= NEAR and _plain(first) != _plain(second):
@@ -232,11 +238,11 @@ _CHECKS: dict[str, Callable[[Item], _Found]] = {
 
 
 def _repeated_elsewhere(items: list[tuple[int, Item]]) -> list[Finding]:
-    """Texts that several items hold, but for order, case and function words."""
+    """Texts that several items hold, but for case, punctuation and function words."""
     where: dict[tuple[str, ...], dict[int, str]] = defaultdict(dict)
     for line, item in items:
         for text in (*_sentences(item), *_descriptions(item)):
-            where[tuple(sorted(content_words(text))) or (text,)].setdefault(line, text)
+            where[tuple(content_words(text)) or (text,)].setdefault(line, text)
     found = []
     for at in where.values():
         first = min(at)

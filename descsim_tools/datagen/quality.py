@@ -100,7 +100,7 @@ def measure(
         seed: Of the choice.
 
     Raises:
-        DataError: There are no triplets, or the language model cannot be loaded.
+        DataError: There are no triplets, or the language model cannot be loaded or score any.
         ValueError: The sample is below 1.
     """
     if sample < 1:
@@ -121,7 +121,10 @@ def measure(
         nats = token_nats([*(t.negative for t in chosen), *(t.positive for t in chosen)], lm)
         difference = nats[: len(chosen)] - nats[len(chosen) :]
         # A text of one token that has nothing before it cannot be scored.
-        per_triplet["negative_text_implausibility_lm"] = difference[np.isfinite(difference)]
+        scored = difference[np.isfinite(difference)]
+        if not len(scored):
+            raise DataError(f"{source.name} holds no text of two tokens, which {lm} could score")
+        per_triplet["negative_text_implausibility_lm"] = scored
     means = {name: float(values.mean()) for name, values in per_triplet.items()}
     deviations = {name: float(values.std()) for name, values in per_triplet.items()}
     means["positive_score_compactness"] = 1 - deviations["positive_score_compactness"]

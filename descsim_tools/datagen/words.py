@@ -8,13 +8,13 @@ from collections import Counter
 _WORD = re.compile(r"\w+(?:['’-]\w+)*")  # noqa: RUF001  (both apostrophes join a word)
 
 FUNCTION_WORDS = frozenset(
-    """a about after all also an and any are as at be because been before being between both but by
-    can could did do does during each either even every few for from had has have having he her here
-    hers him his how i if in into is it its itself just less many may me more most much must my no
-    nor not of off on once one only onto or other our out over own same shall she should since so
-    some such than that the their them then there these they this those through to too under until
-    up upon us very was we were what when where which while who whom whose why will with within
-    without would you your""".split()
+    """a about after all also an and any are as at be because been before being between both
+    but by can could did do does during each either even every few for from had has have
+    having he her here hers him his how i if in into is it its itself just less many me more
+    most much my of off on once one only onto or other our out over own same shall she should
+    since so some such than that the their them then there these they this those through to
+    too under until up upon us very was we were what when where which while who whom whose why
+    will with within would you your""".split()
 )
 
 
@@ -62,6 +62,7 @@ def leaks(description: str, sentence: str) -> list[str]:
     and the description does so too.
     """
     in_sentence = words(sentence)
-    names = {word for word in in_sentence[1:] if word[0].isupper() and word.lower() != "i"}
+    capitals = {word for word in in_sentence[1:] if word[0].isupper()}
+    names = {word for word in capitals if word.lower() not in FUNCTION_WORDS}
     numbers = {word for word in in_sentence if word[0].isdigit()}
     return sorted({word for word in words(description) if word in names | numbers})
