@@ -111,6 +111,14 @@ def test_triplets_of_sick(tmp_path):
         read_triplets(path)
 
 
+def test_lines_that_give_no_triplets_are_told(tmp_path, caplog):
+    path = tmp_path / "d.jsonl"
+    path.write_text(json.dumps(to_fields(RECORD)) + "\n{broken\n")
+    assert len(read_triplets(path).triplets) == 3
+    assert "1 lines of" in caplog.text
+    assert "the first is line 2: no JSON" in caplog.text
+
+
 def test_the_sides_of_triplets(tmp_path):
     for item, side in [(RECORD, "sentence"), (QUERY, "description"), (GROUP, "sentence")]:
         (tmp_path / "d").write_text(json.dumps(to_fields(item)))

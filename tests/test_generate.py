@@ -447,6 +447,7 @@ def start(server, corpus, out):
     )
 
 
+@pytest.mark.slow
 def test_a_kill_loses_no_paid_answer(serve, corpus, tmp_path):
     """Seven are answered, the next ones hang; then the process is killed."""
     held = threading.Event()

@@ -424,6 +424,11 @@ def test_a_model_that_stays_invalid_is_given_up(serve):
     assert raised.value.text == '{"rivers": 5}'
 
 
+def test_a_number_of_repairs_out_of_range(serve):
+    with client(serve([Reply(GOOD)])) as llm, pytest.raises(ValueError, match="repairs is -1"):
+        llm.parse("?", Rivers, repairs=-1)
+
+
 def test_an_apology_is_a_refusal(serve):
     server = serve([Reply("I'm sorry, but I can't help with that.")])
     with client(server) as llm, pytest.raises(RefusalError, match="declined: I'm sorry"):

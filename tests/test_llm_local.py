@@ -20,6 +20,8 @@ from descsim_tools.datagen.recipes import DescriptionsRecipe, SentencesRecipe
 from descsim_tools.llm import LLM, CutError
 from tests.tiny import train_bytelevel
 
+pytestmark = pytest.mark.slow  # the servers take their time to start
+
 TEMPLATE = "{% for m in messages %}{{ m['role'] }}: {{ m['content'] }}\n{% endfor %}assistant:"
 
 
@@ -120,7 +122,6 @@ def gemma_server(tmp_path_factory):
     shutil.rmtree(model)  # a gigabyte
 
 
-@pytest.mark.slow
 def test_generation_with_a_small_real_model(gemma_server, corpus_lines, tmp_path):
     url, model = gemma_server
     settings = {"base_url": url, "max_tokens": 300, "timeout": 300, "concurrency": 1}

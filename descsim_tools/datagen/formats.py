@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import csv
 import json
+import logging
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import cycle
@@ -18,6 +19,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from descsim_tools.errors import DataError
+
+logger = logging.getLogger(__name__)
 
 _EXCERPT = 200
 
@@ -182,7 +185,12 @@ def read_triplets(path: str | Path) -> TripletSource:
         triplets = list(_sick(path))
         source = TripletSource(path.stem, triplets, "sentence")
     else:
-        items, _ = read_items(path)
+        items, problems = read_items(path)
+        if problems:
+            logger.warning(
+                "%d lines of %s are left out, the first is line %d: %s; `descsim data check` shows "
+                "them", len(problems), path, problems[0].line, problems[0].reason,
+            )  # fmt: skip
         triplets = [triplet for _, item in items for triplet in triplets_of(item)]
         side: Literal["sentence", "description"] = (
             "description" if isinstance(items[0][1], EvalQuery) else "sentence"

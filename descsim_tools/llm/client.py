@@ -300,7 +300,7 @@ class LLM:
                     {"role": "assistant", "content": answer.text},
                     {"role": "user", "content": f"{error}.\n{instruction(schema)}"},
                 ]
-        raise AssertionError("repairs is below 0")
+        raise ValueError(f"repairs is {repairs}, need a number from 0 up")
 
     def _ask_structured(
         self, conversation: list[Message], schema: type[BaseModel], sample: int
