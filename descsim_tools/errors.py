@@ -22,6 +22,14 @@ class StoreError(DescsimError):
     """A store is missing, closed, locked, damaged, or was filled by another encoder."""
 
 
+class DataError(DescsimError):
+    """A file of training or evaluation data cannot be read, or there is nothing in it to use."""
+
+
+class LLMError(DescsimError):
+    """A language model gave nothing usable; the kinds are in `descsim_tools.llm.errors`."""
+
+
 class MissingExtraError(DescsimError, ImportError):
     """An optional dependency is not installed."""
 

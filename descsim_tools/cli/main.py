@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Any
 import click
 
 import descsim_tools
+from descsim_tools.cli.data import data, generate
 from descsim_tools.cli.evaluate import evaluate
-from descsim_tools.cli.training import data, train
+from descsim_tools.cli.training import stats, train
 from descsim_tools.errors import DescsimError
 
 if TYPE_CHECKING:
@@ -287,7 +288,9 @@ def encoders(as_json: bool) -> None:
 
 
 cli.add_command(train)
+cli.add_command(generate)
 cli.add_command(data)
+data.add_command(stats)
 cli.add_command(evaluate)
 
 

