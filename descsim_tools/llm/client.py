@@ -44,7 +44,7 @@ from descsim_tools.llm.structured import (
 from descsim_tools.llm.transcript import Transcript
 
 # The HTTP library that this release of openai is built on: its errors pass through unwrapped.
-http = importlib.import_module("httpx2" if openai.__version__ >= "3" else "httpx")
+http = importlib.import_module("httpx2" if int(openai.__version__.split(".")[0]) >= 3 else "httpx")
 
 logger = logging.getLogger(__name__)
 
