@@ -22,6 +22,10 @@ class StoreError(DescsimError):
     """A store is missing, closed, locked, damaged, or was filled by another encoder."""
 
 
+class RerankerError(DescsimError):
+    """A reranker cannot be found, trusted or built, or was given texts it cannot score."""
+
+
 class MissingExtraError(DescsimError, ImportError):
     """An optional dependency is not installed."""
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import cast
 
@@ -17,11 +15,11 @@ from sentence_transformers.sentence_transformer.modules import (
 from sentence_transformers.sentence_transformer.modules import Pooling as PoolingModule
 from tokenizers.processors import TemplateProcessing
 from transformers import PreTrainedTokenizerBase
-from transformers.utils import logging as transformers_logging
 
 from descsim_tools.encoders.presets import EncoderSpec, Pooling
 from descsim_tools.encoders.weights import find_model
 from descsim_tools.errors import EncoderError
+from descsim_tools.quiet import quiet_loading
 
 _POOLING_MODES = {
     Pooling.MEAN: "mean",
@@ -38,7 +36,7 @@ def build_model(spec: EncoderSpec) -> SentenceTransformer:
     A shared model stays a plain `SentenceTransformer`; a pair becomes a `Router` with a query and a
     document route. Either way `encode_query` reads descriptions and `encode_document` sentences.
     """
-    with _quiet_loading():
+    with quiet_loading():
         sentence_folder = find_model(spec.sentence_model)
         if spec.description_model is not None or spec.description_brackets is not None:
             description_folder = find_model(spec.description_model or spec.sentence_model)
@@ -137,15 +135,3 @@ def tokenizer_of(transformer: Transformer) -> PreTrainedTokenizerBase:
     if transformer.tokenizer is None:
         raise EncoderError("the model has no tokenizer, so it is no text encoder")
     return transformer.tokenizer
-
-
-@contextmanager
-def _quiet_loading() -> Iterator[None]:
-    """Hide the per-tensor progress bar that transformers shows even for a local file."""
-    shown = transformers_logging.is_progress_bar_enabled()
-    transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
-    try:
-        yield
-    finally:
-        if shown:
-            transformers_logging.enable_progress_bar()  # type: ignore[no-untyped-call]
