@@ -24,6 +24,10 @@ def loaded_after(code: str, cwd) -> list[str]:
         "from descsim_tools.cli import main; main(['--help'])",
         "from descsim_tools.cli import main; main(['search', '--help'])",
         "from descsim_tools.cli import main; main(['encoders', '--json'])",
+        "from descsim_tools.cli import main; main(['rerank', 'prompts'])",
+        "from descsim_tools.cli import main; main(['rerank', 'tune', '--help'])",
+        "from descsim_tools.cli import main; main(['bench', 'rerank', '--help'])",
+        "from descsim_tools.rerankers import PROMPTS, Reranker, load_reranker",
     ],
 )
 def test_nothing_heavy_is_imported(code, tmp_path):

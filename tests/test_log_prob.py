@@ -357,8 +357,10 @@ def test_loading_a_folder(tiny_lm_folder):
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 def test_half_precision_is_close(tiny_lm_folder, dtype):
-    full = LogProbReranker.load(tiny_lm_folder, device="cpu")
-    half = LogProbReranker.load(tiny_lm_folder, device="cpu", dtype=dtype)
+    full, half = (
+        LogProbReranker.load(tiny_lm_folder, prompt="describe", device="cpu", dtype=one)
+        for one in ("float32", dtype)
+    )
     assert half.scorer.model.dtype == getattr(torch, dtype)
     assert half.scorer.keeps_few_logits
     sentences = ["The horse won.", "The river is long."]

@@ -139,11 +139,12 @@ def _cross_encoder(scorer: CausalLMScorer) -> CrossEncoder:
             tokenizer.pad_token = tokenizer.eos_token
         config.pad_token_id = tokenizer.pad_token_id
         tokenizer.save_pretrained(folder)
-        model = AutoModelForSequenceClassification.from_config(config, dtype=scorer.model.dtype)
-        model.save_pretrained(folder)
-        return CrossEncoder(
+        classes: Any = AutoModelForSequenceClassification
+        classes.from_config(config, dtype=scorer.model.dtype).save_pretrained(folder)
+        made: CrossEncoder = CrossEncoder(
             folder,
             device=scorer.device,
             max_length=scorer.max_length,
             model_kwargs={"dtype": scorer.model.dtype},
         )
+    return made
