@@ -30,6 +30,10 @@ class LLMError(DescsimError):
     """A language model gave nothing usable; the kinds are in `descsim_tools.llm.errors`."""
 
 
+class RerankerError(DescsimError):
+    """A reranker cannot be found, trusted or built, or was given texts it cannot score."""
+
+
 class MissingExtraError(DescsimError, ImportError):
     """An optional dependency is not installed."""
 

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from descsim_tools.encoders import DescriptionEncoder
 from descsim_tools.store import DEFAULT_COLLECTION, EncoderLike, Store, create_store, open_store
 from descsim_tools.store.store import Where
 from descsim_tools.types import Hit
+
+if TYPE_CHECKING:
+    from descsim_tools.rerankers import Reranker
 
 
 class DescriptionIndex:
@@ -27,6 +31,7 @@ class DescriptionIndex:
         store.check_encoder(encoder.spec.name, encoder.fingerprint)
         self.store = store
         self.encoder = encoder
+        self._rerankers: dict[str, Reranker] = {}
 
     @classmethod
     def create(
@@ -87,6 +92,8 @@ class DescriptionIndex:
         *,
         where: Where | None = None,
         exact: bool = False,
+        rerank: Reranker | str | None = None,
+        candidates: int = 100,
     ) -> list[Hit]:
         """Find the sentences that a description fits best.
 
@@ -96,16 +103,34 @@ class DescriptionIndex:
             k: Most hits wanted; fewer come back when fewer match.
             where: Chroma's filter on metadata, such as `{"year": {"$gte": 1990}}`.
             exact: Compare with every sentence instead of asking the approximate index.
+            rerank: A reranker that orders what was retrieved, or its name, see
+                `descsim_tools.rerankers.load_reranker`; it is loaded once and kept.
+            candidates: With `rerank`, how many sentences are retrieved for it, at least `k`.
 
         Returns:
-            Hits, best first; `score` is the cosine similarity, higher is better.
+            Hits, best first; higher is better. `score` is the cosine similarity, or the reranker's
+            score if there is one, and `retrieval_score` is always the former.
 
         Raises:
-            ValueError: The description is blank, or `k` is below 1.
+            ValueError: The description is blank, or `k` or `candidates` is below 1.
+            RerankerError: The reranker cannot be loaded.
             StoreError: The filter is malformed, or the store is closed or unreachable.
         """
         if not isinstance(k, int) or k < 1:
             raise ValueError(f"k is {k!r}, need a whole number from 1 up")
+        if not isinstance(candidates, int) or candidates < 1:
+            raise ValueError(f"candidates is {candidates!r}, need a whole number from 1 up")
+        # Before the search, so that a wrong name fails at once.
+        reranker = self._reranker(rerank) if isinstance(rerank, str) else rerank
         vector = self.encoder.encode_descriptions([description])[0]
         find = self.store.query_exact if exact else self.store.query
-        return find(vector, k, where)
+        if reranker is None:
+            return find(vector, k, where)
+        return reranker.rerank(description, find(vector, max(k, candidates), where), top_k=k)
+
+    def _reranker(self, name: str) -> Reranker:
+        if name not in self._rerankers:
+            from descsim_tools.rerankers import load_reranker
+
+            self._rerankers[name] = load_reranker(name, device=self.encoder.device)
+        return self._rerankers[name]

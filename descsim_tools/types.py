@@ -36,6 +36,7 @@ class Hit:
         retrieval_score: Cosine similarity of description and sentence, in [-1, 1].
         rerank_score: The reranker's own score, in its own unit; None if none was used.
         probability: Calibrated probability that the sentence is an instance; None if not known.
+        truncated: Whether the reranker read only the end of the sentence, as it was too long.
     """
 
     id: str
@@ -46,3 +47,4 @@ class Hit:
     retrieval_score: float | None = None
     rerank_score: float | None = None
     probability: float | None = None
+    truncated: bool = False

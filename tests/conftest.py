@@ -19,7 +19,7 @@ import pytest
 import torch
 
 from descsim_tools import DescriptionEncoder, DescriptionIndex, fill
-from tests.tiny import save_sentence_transformer, train_wordpiece
+from tests.tiny import gpt2_lm, save_sentence_transformer, train_bytelevel, train_wordpiece
 
 ROOT = Path(__file__).resolve().parent.parent
 SHARED = ROOT.parent / "shared"
@@ -60,6 +60,16 @@ def other_folder(tokenizer, tmp_path_factory) -> Path:
 @pytest.fixture(scope="session")
 def tiny(tiny_folder) -> DescriptionEncoder:
     return DescriptionEncoder.load(tiny_folder, device="cpu")
+
+
+@pytest.fixture(scope="session")
+def tiny_lm_folder(corpus_lines, tmp_path_factory) -> Path:
+    """A GPT-2 causal language model with random weights and a tokenizer without a pad token."""
+    folder = tmp_path_factory.mktemp("models") / "tiny-lm"
+    tokenizer = train_bytelevel(corpus_lines)
+    gpt2_lm(len(tokenizer)).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
 
 
 @pytest.fixture(scope="session")

@@ -27,6 +27,10 @@ def loaded_after(code: str, cwd) -> list[str]:
         "from descsim_tools.cli import main; main(['mcp', '--help'])",
         "import descsim_tools.integrations",
         "from descsim_tools.integrations.mcp_server import create_server; create_server('store')",
+        "from descsim_tools.cli import main; main(['rerank', 'prompts'])",
+        "from descsim_tools.cli import main; main(['rerank', 'tune', '--help'])",
+        "from descsim_tools.cli import main; main(['bench', 'rerank', '--help'])",
+        "from descsim_tools.rerankers import PROMPTS, Reranker, load_reranker",
     ],
 )
 def test_nothing_heavy_is_imported(code, tmp_path):

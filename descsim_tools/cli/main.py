@@ -12,8 +12,10 @@ from typing import TYPE_CHECKING, Any
 import click
 
 import descsim_tools
+from descsim_tools.cli.bench import bench as bench_commands
 from descsim_tools.cli.data import data, generate
 from descsim_tools.cli.evaluate import evaluate
+from descsim_tools.cli.rerank import rerank as rerank_commands
 from descsim_tools.cli.training import stats, train
 from descsim_tools.errors import DescsimError
 
@@ -46,6 +48,10 @@ def cli(debug: bool) -> None:
     logging.basicConfig(
         level=logging.INFO if debug else logging.WARNING, format="%(name)s: %(message)s"
     )
+
+
+cli.add_command(rerank_commands)
+cli.add_command(bench_commands)
 
 
 def _encoder_options(function: Any) -> Any:
@@ -167,6 +173,14 @@ def index(
 @click.option("-k", default=10, show_default=True, type=click.IntRange(min=1), help="Hits wanted.")
 @click.option("--where", metavar="JSON", help="Filter on metadata, such as '{\"year\": 1990}'.")
 @click.option("--exact", is_flag=True, help="Compare with every sentence.")
+@click.option("--rerank", metavar="NAME", help="Order the hits by a reranker, such as log-prob.")
+@click.option(
+    "--candidates",
+    default=100,
+    show_default=True,
+    type=click.IntRange(min=1),
+    help="With --rerank, how many sentences are retrieved for it.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print the hits as JSON.")
 @_encoder_options
 def search(
@@ -175,6 +189,8 @@ def search(
     k: int,
     where: str | None,
     exact: bool,
+    rerank: str | None,
+    candidates: int,
     as_json: bool,
     encoder: str | None,
     description_encoder: str | None,
@@ -188,6 +204,7 @@ def search(
     Example:
       descsim search my-store "a scientific discovery made by accident" -k 5
       descsim search my-store "a merger of two banks" --where '{"year": {"$gte": 1990}}' --json
+      descsim search my-store "substance abuse in animals" --rerank log-prob --candidates 50
     """
     if not description.strip():
         raise click.UsageError("the description is blank; say what you look for")
@@ -202,10 +219,13 @@ def search(
     with DescriptionIndex.open(
         store, encoder=chosen, collection=collection, device=devices[0] if devices else None
     ) as opened:
-        hits = opened.search(description, k, where=condition, exact=exact)
+        hits = opened.search(
+            description, k, where=condition, exact=exact, rerank=rerank, candidates=candidates
+        )
     if as_json:
         rows = [
             {"rank": h.rank, "score": h.score, "id": h.id, "text": h.text, "metadata": h.metadata}
+            | ({} if rerank is None else _rerank_facts(h))
             for h in hits
         ]
         payload = {"description": description, "hits": rows}
@@ -438,6 +458,11 @@ def _show_report(report: FillReport) -> None:
         click.echo(f"all rows set aside are in {report.rejects}", err=True)
     if report.cut:
         click.echo(f"cut: {', '.join(report.cut[:5])} (all with --json)", err=True)
+
+
+def _rerank_facts(hit: Hit) -> dict[str, Any]:
+    names = ("retrieval_score", "rerank_score", "truncated")
+    return {name: getattr(hit, name) for name in names}
 
 
 def _show_hits(hits: list[Hit]) -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import cast
 
@@ -17,12 +15,12 @@ from sentence_transformers.sentence_transformer.modules import (
 from sentence_transformers.sentence_transformer.modules import Pooling as PoolingModule
 from tokenizers.processors import TemplateProcessing
 from transformers import PreTrainedTokenizerBase
-from transformers.utils import logging as transformers_logging
 
 from descsim_tools.encoders.delta import merge_delta
 from descsim_tools.encoders.presets import EncoderSpec, Pooling
 from descsim_tools.encoders.weights import find_delta, find_model
 from descsim_tools.errors import EncoderError
+from descsim_tools.quiet import quiet_loading
 
 _POOLING_MODES = {
     Pooling.MEAN: "mean",
@@ -157,15 +155,3 @@ def tokenizer_of(transformer: Transformer) -> PreTrainedTokenizerBase:
     if transformer.tokenizer is None:
         raise EncoderError("the model has no tokenizer, so it is no text encoder")
     return transformer.tokenizer
-
-
-@contextmanager
-def quiet_loading() -> Iterator[None]:
-    """Hide the bars that transformers shows even for loading and saving a local file."""
-    shown = transformers_logging.is_progress_bar_enabled()
-    transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
-    try:
-        yield
-    finally:
-        if shown:
-            transformers_logging.enable_progress_bar()  # type: ignore[no-untyped-call]

@@ -31,8 +31,9 @@ from transformers.trainer_utils import get_last_checkpoint
 from descsim_tools.encoders import PRESETS, EncoderSpec
 from descsim_tools.encoders.delta import write_delta
 from descsim_tools.encoders.encoder import Side, transformer_of
-from descsim_tools.encoders.loading import build_model, quiet_loading
+from descsim_tools.encoders.loading import build_model
 from descsim_tools.errors import CorpusError, require
+from descsim_tools.quiet import quiet_loading
 from descsim_tools.training.config import ModelConfig, TrainConfig, TrainingConfig
 from descsim_tools.training.data import Group, read_groups
 from descsim_tools.training.dev import DevMeasure

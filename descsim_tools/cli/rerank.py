@@ -1,0 +1,182 @@
+"""`descsim rerank`: prompts for the log-probability reranker."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from descsim_tools.rerankers.prompts import DEFAULT_PROMPT, PROMPTS
+
+if TYPE_CHECKING:
+    from descsim_tools.rerankers import LogProbReranker
+    from descsim_tools.rerankers.tuning import PromptResult
+
+
+@click.group()
+def rerank() -> None:
+    """Choose how sentences are reranked."""
+
+
+def model_options(function: Any) -> Any:
+    """Add the options that name a language model and how it runs."""
+    options = [
+        click.option(
+            "--model",
+            required=True,
+            metavar="NAME|URL",
+            help="Hub id, folder, .gguf file, gemma3-270m, or the URL of an OpenAI-compatible "
+            "server such as http://localhost:8000/v1.",
+        ),
+        click.option("--served-model", metavar="NAME", help="Name of the model on the server."),
+        click.option("--tokenizer", metavar="NAME", help="Hub id or folder of its tokenizer."),
+        click.option("--device", metavar="NAME", help="Such as cpu or cuda."),
+        click.option(
+            "--dtype",
+            type=click.Choice(["float32", "bfloat16", "float16"]),
+            help="By default bfloat16 on a GPU, else float32.",
+        ),
+        click.option("--batch-size", type=click.IntRange(min=1), default=32, show_default=True),
+        click.option("--max-length", type=click.IntRange(min=2), help="Most tokens read at once."),
+    ]
+    for option in reversed(options):
+        function = option(function)
+    return function
+
+
+def load_model(
+    model: str,
+    served_model: str | None,
+    tokenizer: str | None,
+    device: str | None,
+    dtype: str | None,
+    batch_size: int,
+    max_length: int | None,
+) -> LogProbReranker:
+    """Load what `model_options` name."""
+    from descsim_tools.rerankers import LogProbReranker
+
+    if not model.startswith(("http://", "https://")):
+        if served_model or tokenizer:
+            raise click.UsageError("--served-model and --tokenizer go with a URL as --model")
+        return LogProbReranker.load(
+            model, device=device, dtype=dtype, batch_size=batch_size, max_length=max_length
+        )
+    if not served_model or not tokenizer:
+        raise click.UsageError("a URL as --model needs --served-model and --tokenizer")
+    from descsim_tools.rerankers import ServerScorer
+
+    key = os.environ.get("OPENAI_API_KEY")
+    scorer = ServerScorer(
+        model, served_model, tokenizer=tokenizer, api_key=key, max_length=max_length or 2048
+    )
+    return LogProbReranker(scorer)
+
+
+@rerank.command()
+@click.argument("dev", type=click.Path(path_type=Path))
+@model_options
+@click.option(
+    "--prompts", metavar="NAME[,NAME...]", help="Only these; `descsim rerank prompts` lists all."
+)
+@click.option("--limit", type=click.IntRange(min=1), help="Only so many rows, spread evenly.")
+@click.option(
+    "--output", type=click.Path(path_type=Path), help="File to write the choice to (.json)."
+)
+@click.option("--json", "as_json", is_flag=True, help="Print as JSON.")
+def tune(
+    dev: Path,
+    model: str,
+    prompts: str | None,
+    limit: int | None,
+    output: Path | None,
+    as_json: bool,
+    **options: Any,
+) -> None:
+    """Find the prompt that ranks DEV best.
+
+    DEV has one JSON object a line: id, description, good (a list of sentences that the description
+    fits) and bad (a list of close ones that it does not). Every prompt is scored by nDCG@10. The
+    file written with --output is read by `descsim search --rerank log-prob:FILE`.
+
+    \b
+    Example:
+      descsim rerank tune dev.jsonl --model gemma3-270m --output tuned.json
+    """
+    if output is not None and output.suffix != ".json":
+        raise click.UsageError(f"--output is {output}, need a file that ends in .json")
+    from descsim_tools.rerankers.log_prob import Choice
+    from descsim_tools.rerankers.prompts import find_prompt
+    from descsim_tools.rerankers.tuning import read_dev
+    from descsim_tools.rerankers.tuning import tune as tune_prompts
+
+    chosen = [find_prompt(name) for name in prompts.split(",")] if prompts else [*PROMPTS.values()]
+    queries = read_dev(dev, limit)
+    loaded = load_model(model, **options)
+    results = tune_prompts(loaded, queries, chosen, on_result=_show_progress)
+    best = results[0]
+    if output is not None:
+        Choice(model, best.prompt, best.ndcg_at_10, best.queries).save(output)
+    if as_json:
+        rows = [
+            {
+                "prompt": result.prompt.name,
+                "template": result.prompt.template,
+                "ndcg@10": result.ndcg_at_10,
+                "precision@1": result.precision_at_1,
+                "queries": result.queries,
+                "pairs_per_second": result.pairs_per_second,
+            }
+            for result in results
+        ]
+        click.echo(json.dumps({"model": model, "best": best.prompt.name, "prompts": rows}))
+        return
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table("prompt", "nDCG@10", "precision@1", "pairs/s", box=None)
+    for result in results:
+        table.add_row(
+            result.prompt.name,
+            f"{100 * result.ndcg_at_10:.1f}",
+            f"{100 * result.precision_at_1:.1f}",
+            f"{result.pairs_per_second:.1f}",
+        )
+    Console().print(table)
+    click.echo(f"best of {len(results)} on {best.queries} descriptions: {best.prompt.name}")
+    if output is not None:
+        click.echo(f"written to {output}")
+
+
+def _show_progress(result: PromptResult) -> None:
+    click.echo(f"{result.prompt.name}: nDCG@10 {100 * result.ndcg_at_10:.1f}", err=True)
+
+
+@rerank.command("prompts")
+@click.option("--json", "as_json", is_flag=True, help="Print as JSON.")
+def list_prompts(as_json: bool) -> None:
+    """List the prompts of the log-probability reranker.
+
+    \b
+    Example:
+      descsim rerank prompts
+    """
+    rows = [
+        {
+            "name": prompt.name,
+            "default": prompt.name == DEFAULT_PROMPT,
+            "template": prompt.template,
+            "source": prompt.source,
+        }
+        for prompt in PROMPTS.values()
+    ]
+    if as_json:
+        click.echo(json.dumps(rows, ensure_ascii=False))
+        return
+    for row in rows:
+        click.echo(f"{row['name']}{' (default)' if row['default'] else ''}: {row['source']}")
+        for line in str(row["template"]).splitlines():
+            click.echo(f"    {line}")
