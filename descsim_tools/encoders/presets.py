@@ -59,6 +59,12 @@ BUNDLED = "bundled:all-MiniLM-L6-v2"
 
 _PRESETS = [
     EncoderSpec(
+        "descsim-minilm",
+        BUNDLED,
+        delta="descsim-minilm/delta.safetensors",
+        summary="ours: a pair of 2 x 22 M parameters for descriptions, comes with the package",
+    ),
+    EncoderSpec(
         "all-minilm-l6-v2",
         BUNDLED,
         summary="general sentence similarity, 22 M parameters, comes with the package",
@@ -127,4 +133,4 @@ _PRESETS = [
 
 PRESETS: dict[str, EncoderSpec] = {spec.name: spec for spec in _PRESETS}
 
-DEFAULT_PRESET = "all-minilm-l6-v2"
+DEFAULT_PRESET = "descsim-minilm"
