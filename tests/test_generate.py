@@ -454,12 +454,12 @@ def test_a_kill_loses_no_paid_answer(serve, corpus, tmp_path):
 
     def script(seen, number):
         if number >= 7 and not held.is_set():
-            held.wait(30)
+            held.wait(110)
         return obey(seen)
 
     server, out = serve(script), tmp_path / "out"
     process = start(server, corpus, out)
-    server.wait_for(10, seconds=60)
+    server.wait_for(10, seconds=300)
     process.send_signal(signal.SIGKILL)
     process.communicate()
     held.set()
@@ -470,7 +470,7 @@ def test_a_kill_loses_no_paid_answer(serve, corpus, tmp_path):
     assert json.loads((out / "manifest.json").read_text())["complete"] is False
     server.seen.clear()
     process = start(server, corpus, out)
-    printed, errors = process.communicate(timeout=120)
+    printed, errors = process.communicate(timeout=300)
     assert process.returncode == 0, errors
     asked = [seen.text for seen in server.seen]
     assert not set(asked) & set(answered)

