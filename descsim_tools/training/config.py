@@ -53,7 +53,7 @@ class ModelConfig(_Section):
     brackets: bool = False
     method: Literal["full", "lora", "bitfit", "last-layer"] = "full"
     freeze_embeddings: bool = True
-    lora_rank: int = Field(16, ge=1)
+    lora_rank: int = Field(default=16, ge=1)
 
 
 class LossConfig(BaseModel):
@@ -88,19 +88,19 @@ class TrainingConfig(_Section):
         average: Trained this many times, with seeds from `seed` on, and the weights averaged.
     """
 
-    epochs: float = Field(2, gt=0)
-    groups_per_batch: int = Field(48, ge=2)
-    accumulate: int = Field(1, ge=1)
-    learning_rate: float = Field(1e-4, gt=0)
-    warmup_share: float = Field(0.05, ge=0, lt=1)
-    weight_decay: float = Field(0.01, ge=0)
-    sentences_per_cluster: int = Field(1, ge=1)
-    descriptions_per_cluster: int = Field(1, ge=1)
-    twins_per_cluster: int = Field(1, ge=0)
-    tokens_per_pass: int = Field(2048, ge=64)
+    epochs: float = Field(default=2, gt=0)
+    groups_per_batch: int = Field(default=48, ge=2)
+    accumulate: int = Field(default=1, ge=1)
+    learning_rate: float = Field(default=1e-4, gt=0)
+    warmup_share: float = Field(default=0.05, ge=0, lt=1)
+    weight_decay: float = Field(default=0.01, ge=0)
+    sentences_per_cluster: int = Field(default=1, ge=1)
+    descriptions_per_cluster: int = Field(default=1, ge=1)
+    twins_per_cluster: int = Field(default=1, ge=0)
+    tokens_per_pass: int = Field(default=2048, ge=64)
     precision: Literal["auto", "fp32", "bf16"] = "auto"
     seed: int = 0
-    average: int = Field(1, ge=1)
+    average: int = Field(default=1, ge=1)
 
 
 class TrainConfig(_Section):

@@ -8,7 +8,7 @@ import logging
 import random
 import re
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -26,7 +26,6 @@ from transformers import (
     TrainerCallback,
     TrainingArguments,
 )
-from transformers.trainer_utils import get_last_checkpoint
 
 from descsim_tools.encoders import PRESETS, EncoderSpec
 from descsim_tools.encoders.delta import write_delta
@@ -242,22 +241,24 @@ def _train_seed(
         module.model.set_attn_implementation("eager")
     choose_trained(model, config.model)
     loss = make_loss(config.loss.name, config.loss.settings)
+    trained = TrainedPair(model, loss, config.training)
+    dataset = GroupDataset(groups, config.training)
     trainer = _GroupTrainer(
-        model=TrainedPair(model, loss, config.training),
+        model=trained,
         args=_arguments(config, folder, has_dev=bool(measure.files), progress=progress),
-        train_dataset=GroupDataset(groups, config.training),
+        train_dataset=dataset,
         # Asked for by the trainer; the dev files are read by `DevMeasure`.
         eval_dataset=GroupDataset([], config.training) if measure.files else None,
         data_collator=lambda drawn: {"batch": draw_batch(drawn, config.training)},
     )
-    trainer.measure = measure
+    trainer.measure = lambda: measure(trained.eval())
     # Both print every log entry to standard output, which is for results.
     trainer.remove_callback(PrinterCallback)
     trainer.remove_callback(ProgressCallback)
     if progress:
         trainer.add_callback(_SilentProgress())
-    trainer.add_callback(EpochCallback(trainer.train_dataset))
-    checkpoint = get_last_checkpoint(str(folder / "checkpoints")) if _has(folder) else None
+    trainer.add_callback(EpochCallback(dataset))
+    checkpoint = _last_checkpoint(folder)
     if checkpoint:
         logger.info("going on from %s", checkpoint)
     trainer.train(resume_from_checkpoint=checkpoint)
@@ -311,14 +312,13 @@ class _SilentProgress(ProgressCallback):
 
 
 class _GroupTrainer(Trainer):
-    measure: DevMeasure
+    measure: Callable[[], dict[str, float]]
 
     def evaluate(
         self, *args: Any, metric_key_prefix: str = "eval", **kwargs: Any
     ) -> dict[str, float]:
         """Measure the dev files in place of a loss."""
-        self.model.eval()
-        found = self.measure(self.model)
+        found = self.measure()
         metrics = {f"{metric_key_prefix}_{name}": value for name, value in found.items()}
         self.log(metrics)
         self.control = self.callback_handler.on_evaluate(
@@ -358,8 +358,9 @@ def _layer(name: str) -> int:
 
 def _merge_adapters(model: SentenceTransformer) -> None:
     for module in _transformers(model):
-        if hasattr(module.model, "merge_and_unload"):
-            module.model = module.model.merge_and_unload()
+        trained: Any = module.model
+        if hasattr(trained, "merge_and_unload"):
+            module.model = trained.merge_and_unload()
 
 
 def _transformers(model: SentenceTransformer) -> Iterator[Transformer]:
@@ -435,8 +436,11 @@ def _precision(settings: TrainingConfig) -> str:
     return "bf16" if fast_bf16 else "fp32"
 
 
-def _has(folder: Path) -> bool:
-    return (folder / "checkpoints").is_dir()
+def _last_checkpoint(folder: Path) -> str | None:
+    """Find the newest whole checkpoint: a kill can leave one without the state written last."""
+    states = folder.glob("checkpoints/checkpoint-*/trainer_state.json")
+    newest = max(states, key=lambda path: int(path.parent.name.split("-")[1]), default=None)
+    return str(newest.parent) if newest else None
 
 
 def _kept(trainer: _GroupTrainer) -> dict[str, Any]:
