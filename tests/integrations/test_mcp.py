@@ -67,7 +67,9 @@ def odd_store(tiny, tmp_path_factory):
 
 
 def server_processes():
-    return [p for p in psutil.Process().children(recursive=True) if p.status() != "zombie"]
+    """The servers of these tests: other children, such as a Chroma server, may run beside them."""
+    living = [p for p in psutil.Process().children(recursive=True) if p.status() != "zombie"]
+    return [p for p in living if "mcp" in p.cmdline() or any("server.py" in a for a in p.cmdline())]
 
 
 def has_torch(process):
