@@ -263,7 +263,9 @@ class CausalLMScorer:
         ids = torch.tensor([[3, 4, 5, 6], [3, 4, 5, 7]], device=self.device) % self._vocabulary
         with torch.inference_mode():
             first, second = self.model(input_ids=ids, use_cache=False).logits[:, :3].float()
-        if not torch.allclose(first, second, rtol=0.05, atol=0.05):
+        # Against the spread of the logits, since an untrained model's are all close to zero.
+        tolerance = 1e-4 if self.model.dtype == torch.float32 else 0.02
+        if (first - second).abs().max() > tolerance * first.std():
             raise RerankerError(
                 f"{self.name} ({type(self.model).__name__}) is no causal language model: what "
                 "follows a token changes its probability. Take a decoder such as GPT-2."
