@@ -444,7 +444,7 @@ class LLM:
 
     def _refused(self, error: openai.APIStatusError) -> Exception:
         status = error.status_code
-        message = str(error.message).removeprefix(f"Error code: {status} - ")
+        message = _message(error)
         said = self._transcript.masked(f"HTTP {status}: {_excerpt(message)}")
         if status in (401, 403):
             return NoModelError(
@@ -541,6 +541,15 @@ def _retry_after(headers: Mapping[str, str]) -> float | None:
         if seconds >= 0:  # false for NaN too
             return seconds
     return None
+
+
+def _message(error: openai.APIStatusError) -> str:
+    """What the server said; some releases of openai hand over the body whole, others its inside."""
+    body = error.body
+    inside = body.get("error", body) if isinstance(body, dict) else None
+    if isinstance(inside, dict) and isinstance(inside.get("message"), str):
+        return str(inside["message"])
+    return str(error.message).removeprefix(f"Error code: {error.status_code} - ")
 
 
 def _reached(error: openai.APIConnectionError) -> bool:

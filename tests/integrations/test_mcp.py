@@ -128,7 +128,9 @@ async def test_search_gives_what_the_index_gives(tiny_store, tiny_folder, tiny_i
     steps = [message for _, message in reports]
     assert steps[0] == "opening the store and its encoder"
     assert steps[-1] == "searching"
-    assert [progress for progress, _ in reports] == list(range(1, len(reports) + 1))
+    # The protocol asks that progress grows; a client may pass over a report that comes too fast.
+    steps = [progress for progress, _ in reports]
+    assert steps == sorted(set(steps))
 
 
 async def test_the_schemas_teach_descriptions(tiny_store, tmp_path):
