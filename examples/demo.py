@@ -57,7 +57,9 @@ def main(folder: Path = Path("demo-store")) -> None:
             table.add_row(*row)
         console.print(table)
     console.print(f"done in {time.perf_counter() - started:.0f} s")
-    console.print(f'Next: descsim search {folder / DEFAULT_PRESET} "an animal using a tool"')
+    console.print(
+        f'Next: .venv/bin/descsim search {folder / DEFAULT_PRESET} "an animal using a tool"'
+    )
 
 
 if __name__ == "__main__":

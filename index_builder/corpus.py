@@ -179,7 +179,15 @@ def _csv_rows(path: Path, text_field: str, id_field: str) -> Iterator[Row]:
         counted = _CountedLines(file)
         # The limit is the module's, not the reader's; its default refuses a field over 128 KiB.
         csv.field_size_limit(min(sys.maxsize, 2**31 - 1))
-        reader = csv.DictReader(counted, delimiter=_delimiter(path), restkey="", strict=True)
+        # In a file of tabs a quote is a character like any other.
+        tabs = path.suffix.lower() == ".tsv"
+        reader = csv.DictReader(
+            counted,
+            delimiter=_delimiter(path),
+            quoting=csv.QUOTE_NONE if tabs else csv.QUOTE_MINIMAL,
+            restkey="",
+            strict=True,
+        )
         number = 0
         while True:
             number += 1
@@ -188,7 +196,8 @@ def _csv_rows(path: Path, text_field: str, id_field: str) -> Iterator[Row]:
             except StopIteration:
                 return
             except csv.Error as error:
-                yield Row(number, problem=f"no CSV: {error}", done=counted.done)
+                problem = f"no CSV: {error}"
+                yield Row(number, problem=problem, excerpt=counted.last, done=counted.done)
                 continue
             names = len(reader.fieldnames or [])
             if "" in fields or None in fields.values():
@@ -203,6 +212,7 @@ class _CountedLines:
     def __init__(self, file: IO[str]) -> None:
         self.file = file
         self.done = 0
+        self.last = ""
 
     def __iter__(self) -> Iterator[str]:
         return self
@@ -210,6 +220,7 @@ class _CountedLines:
     def __next__(self) -> str:
         line = next(self.file)
         self.done += _size(line)
+        self.last = line
         return line
 
 
@@ -228,6 +239,9 @@ def _check_header(path: Path, text_field: str) -> None:
 
 
 def _check_columns(path: Path, columns: list[str], text_field: str) -> None:
+    repeated = sorted({name for name in columns if columns.count(name) > 1})
+    if repeated:
+        raise CorpusError(f"{path} names the column {repeated[0]!r} more than once; rename one")
     if text_field not in columns:
         raise CorpusError(
             f"{path} has no column {text_field!r}; it has: {', '.join(map(repr, columns))}. Name "

@@ -17,7 +17,7 @@ import numpy as np
 
 from descsim_tools.encoders import DescriptionEncoder
 from descsim_tools.encoders.encoder import Vectors
-from descsim_tools.errors import CorpusError
+from descsim_tools.errors import CorpusError, StoreError
 from descsim_tools.index_builder.corpus import Corpus, Row, open_corpus
 from descsim_tools.index_builder.progress import FillProgress, fill_progress
 from descsim_tools.index_builder.report import FillReport, Rejects, peak_memory_mb
@@ -248,7 +248,13 @@ def _opened(
     device = devices[0] if devices else None
     there = Store.has_collection(location, collection)
     make = open_store if there else create_store
-    store, loaded = make(location, encoder, collection=collection, device=device)
+    try:
+        store, loaded = make(location, encoder, collection=collection, device=device)
+    except StoreError:
+        # Another fill may have made it since; then the right to write decides, as always.
+        if there or not Store.has_collection(location, collection):
+            raise
+        store, loaded = open_store(location, encoder, collection=collection, device=device)
     with store:
         yield store, loaded
 

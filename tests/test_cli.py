@@ -1,3 +1,4 @@
+import gzip
 import json
 import os
 import subprocess
@@ -81,6 +82,19 @@ def test_markup_in_a_sentence_is_text(capsys, tiny_folder, tmp_path):
     assert "[bold]bracket[/bold] and [/] more" in out
 
 
+def test_a_sentence_cannot_steer_the_terminal(capsys, tiny_folder, tmp_path):
+    corpus, store = tmp_path / "c.jsonl", tmp_path / "s"
+    text = "a \x1b[31mred\x1b]0;title\x07 \u202e crow " + "caw " * 2000
+    corpus.write_text(json.dumps({"text": text}) + "\n")
+    arguments = ["--encoder", tiny_folder]
+    run(capsys, "index", corpus, "--store", store, "--on-long", "cut", *arguments)
+    _, out, _ = run(capsys, "search", store, "x", *arguments)
+    assert all(c.isprintable() or c == "\n" for c in out)
+    assert "\\x1b[31mred" in out
+    assert "characters)" in out
+    assert len(out) < 3000
+
+
 def test_info(capsys, filled):
     code, out, _ = run(capsys, "info", filled, "--json")
     facts = json.loads(out)
@@ -117,6 +131,13 @@ def test_encoders(capsys):
         (["index", "c.txt", "--store", "s", "--encoder", "nonsense"], 1, "no encoder 'nonsense'"),
         (["index", "c.txt", "--store", "s", "--encoder", "org/none"], 1, "HF_HUB_OFFLINE"),
         (["index", "c.txt", "--store", "s", "--description-encoder", "x"], 2, "needs --encoder"),
+        (["index", "c.txt", "--store", "s", "--device", "foo"], 1, "cannot use the device 'foo'"),
+        (["data", "stats", "cut.jsonl.gz"], 1, "cut.jsonl.gz is cut short or damaged"),
+        (["data", "stats", "plain.jsonl.gz"], 1, "plain.jsonl.gz is cut short or damaged"),
+        (["data", "stats", "latin.jsonl"], 1, "latin.jsonl is no UTF-8 text, near line 1"),
+        (["data", "stats", "deep.jsonl"], 1, "deep.jsonl, line 1: JSON nested too deeply"),
+        (["data", "stats", "."], 1, ". is a folder, need a training file"),
+        (["eval", "deep.jsonl"], 1, "JSON nested too deeply"),
         (["index", "c.txt", "--store", "s", "--pooling", "mean"], 2, "--pooling needs --encoder"),
         (["index", "c.txt", "--store", "s", "--on-long", "drop"], 2, "'drop' is not one of"),
     ],
@@ -126,6 +147,10 @@ def test_errors_say_what_to_do_in_few_lines(
 ):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "c.txt").write_text("one two three four five six\n")
+    (tmp_path / "cut.jsonl.gz").write_bytes(gzip.compress(os.urandom(500).hex().encode())[:200])
+    (tmp_path / "plain.jsonl.gz").write_text("{}")
+    (tmp_path / "latin.jsonl").write_bytes(b'{"text": "\xe9"}\n')
+    (tmp_path / "deep.jsonl").write_text("[" * 100_000)
     got, out, err = run(capsys, *arguments)
     assert got == code
     assert out == ""

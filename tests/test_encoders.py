@@ -67,6 +67,7 @@ def test_no_texts_give_no_rows(tiny, side):
         (["a", None], TypeError, r"item 1 is None"),
         ([float("nan")], TypeError, r"item 0 is nan"),
         (["a", "b", " \n"], ValueError, r"item 2 is empty"),
+        (["a", "\udcff"], ValueError, r"item 1 holds bytes that are no valid UTF-8"),
         ([b"bytes"], TypeError, r"item 0 is b'bytes'"),
     ],
 )

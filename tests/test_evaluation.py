@@ -148,7 +148,7 @@ def test_files_are_read_whole(tmp_path):
         ("", "is empty"),
         ("{", r"line 1: no JSON"),
         ("[]", r"line 1: a list; need an object with description, good and bad"),
-        ('{"description": "d"}', r"line 1: description; need"),
+        ('{"description": "d"}', r"line 1: fields description; need"),
         ('{"description": " ", "good": ["g"], "bad": ["b"]}', "the description is ' '"),
         ('{"description": "d", "good": "g", "bad": ["b"]}', "'good' is no list"),
         ('{"description": "d", "good": [], "bad": ["b"]}', "'good' is empty"),

@@ -339,6 +339,13 @@ def test_a_wrong_encoder_writes_nothing(tiny, other_folder, tmp_path):
     assert len(contents(tmp_path / "s")) == 1
 
 
+def test_a_store_that_another_fill_made_meanwhile_is_opened(tiny, tmp_path, monkeypatch):
+    fill(["theirs"], tmp_path / "s", encoder=tiny)
+    answers = iter([False, True])
+    monkeypatch.setattr(Store, "has_collection", lambda *_: next(answers))
+    assert fill(["ours"], tmp_path / "s", encoder=tiny).stored == 2
+
+
 # --- places -----------------------------------------------------------------------------------
 
 

@@ -22,6 +22,7 @@ ROUND_TRIPS = [
     {"inf": math.inf},
     {"": "empty key", "chroma:document": "theirs", "chroma:x": 1},
     {"$date": "no date", "obj": {"$date": "x"}, "more": {"$dict": {"$datetime": 1}}},
+    {"$gte": 4, "$and": [1], "#document": "x", "a$b": 1, "a#": 2},
     {"unicode": "naïve ☕ 日本語", "nul": "a\x00b", "quote": "\"'\\"},
     {"true": True, "one": 1, "float": 1.0},
 ]

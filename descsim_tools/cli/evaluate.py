@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import gzip
 import json
 from collections.abc import Mapping
 from pathlib import Path
 
 import click
-
-from descsim_tools.errors import CorpusError
 
 
 @click.command("eval")
@@ -62,16 +59,10 @@ def evaluate(file: Path, encoder: str | None, device: str | None, as_json: bool)
 
 def _form(file: Path) -> str:
     """Tell from the first line what a file holds."""
-    if not file.is_file():
-        raise CorpusError(f"there is no file or folder {file}")
-    opened = gzip.open if file.suffix == ".gz" else open
-    with opened(file, "rt", encoding="utf-8") as lines:
-        first = next((line for line in lines if line.strip()), "")
-    try:
-        row = json.loads(first)
-    except ValueError:
-        row = None
-    return "groups" if isinstance(row, dict) and "clusters" in row else "items"
+    from descsim_tools.lines import read_json_lines
+
+    first = next(read_json_lines(file, "file or folder to evaluate on"), (0, None))[1]
+    return "groups" if isinstance(first, dict) and "clusters" in first else "items"
 
 
 def _show(title: str, result: Mapping[str, float]) -> None:

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from descsim_tools.types import Hit
 
 _CONTEXT = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
+_SHOWN = 1000
 _POOLINGS = ["mean", "mean-without-first", "weighted-mean", "cls", "last-token"]
 
 
@@ -369,7 +370,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     except click.ClickException as error:
         error.show()
         return 2
-    except (click.Abort, KeyboardInterrupt):
+    except (click.Abort, KeyboardInterrupt) as error:
+        if isinstance(error.__cause__, EOFError):
+            click.echo(f"descsim: a file ends too early: {error.__cause__}", err=True)
+            return 1
         click.echo("interrupted; the same command goes on where this one stopped", err=True)
         return 130
     except BrokenPipeError:
@@ -478,9 +482,14 @@ def _show_hits(hits: list[Hit]) -> None:
 
 
 def _literal(text: object) -> Any:
+    """Make text of a corpus fit to be shown: no markup, and no character that steers a terminal."""
     from rich.text import Text
 
-    return Text(str(text), overflow="fold")  # a sentence in [brackets] is no markup
+    shown = " ".join(str(text).split())
+    if len(shown) > _SHOWN:
+        shown = f"{shown[:_SHOWN]}... ({len(shown):,} characters)"
+    visible = (c if c.isprintable() else c.encode("unicode_escape").decode() for c in shown)
+    return Text("".join(visible), overflow="fold")
 
 
 def _print(table: Any) -> None:

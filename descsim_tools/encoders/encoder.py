@@ -126,7 +126,14 @@ class DescriptionEncoder:
         model = build_model(spec)
         device = device or get_device_name()
         logger.info("%s runs on %s", spec.name, device)
-        return cls(spec, model, _fingerprint(spec, model), device)
+        try:
+            return cls(spec, model, _fingerprint(spec, model), device)
+        # torch raises an AssertionError for a build without CUDA.
+        except (RuntimeError, AssertionError) as error:
+            reason = str(error).splitlines()[0]
+            raise EncoderError(
+                f"cannot use the device {device!r}: {reason}. Try cpu, or leave it out."
+            ) from error
 
     def encode_descriptions(
         self, descriptions: Sequence[str], *, batch_size: int = 32, show_progress: bool = False
@@ -269,9 +276,19 @@ def _checked(texts: Iterable[Any]) -> list[str]:
             raise TypeError(
                 f"item {position} is {text!r} ({type(text).__name__}), need a string; drop it first"
             )
+        if not _is_unicode(text):
+            raise ValueError(f"item {position} holds bytes that are no valid UTF-8; drop it first")
         if not text.strip():
             raise ValueError(f"item {position} is empty or blank; drop it first")
     return checked
+
+
+def _is_unicode(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _word_start(text: str, start: int, end: int) -> int:

@@ -7,7 +7,6 @@ ones among the first k, over the queries that have k good ones.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +17,7 @@ from numpy.typing import NDArray
 
 from descsim_tools.errors import CorpusError
 from descsim_tools.evaluation.metrics import Floats, mean_and_error, ndcg_at, precision_at
+from descsim_tools.lines import read_json_lines
 
 MOST_GOOD = 12
 CUTOFFS = (1, 5, 10)
@@ -109,13 +109,10 @@ def read_items(path: str | Path) -> list[EvalItem]:
         CorpusError: The file is missing or empty, or a line is not of the form; it is named.
     """
     path = Path(path)
-    if not path.is_file():
-        raise CorpusError(f"there is no evaluation file {path}")
-    items = []
-    with path.open(encoding="utf-8") as file:
-        for number, line in enumerate(file, start=1):
-            if line.strip():
-                items.append(_item(line, f"{path}, line {number}", number))
+    items = [
+        _item(row, f"{path}, line {number}", number)
+        for number, row in read_json_lines(path, "evaluation file")
+    ]
     if not items:
         raise CorpusError(f"{path} is empty")
     return items
@@ -215,13 +212,9 @@ def group_accuracy(groups: Iterable[GroupLike], score: Score) -> float:
     return evaluate_groups(groups, score)["group_accuracy"]
 
 
-def _item(line: str, where: str, number: int) -> EvalItem:
-    try:
-        row = json.loads(line)
-    except ValueError as error:
-        raise CorpusError(f"{where}: no JSON: {error}") from error
+def _item(row: Any, where: str, number: int) -> EvalItem:
     if not isinstance(row, dict) or not {"description", "good", "bad"} <= row.keys():
-        found = ", ".join(row) if isinstance(row, dict) else f"a {type(row).__name__}"
+        found = f"fields {', '.join(row)}" if isinstance(row, dict) else f"a {type(row).__name__}"
         raise CorpusError(f"{where}: {found}; need an object with description, good and bad")
     description = row["description"]
     if not isinstance(description, str) or not description.strip():

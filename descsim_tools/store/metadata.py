@@ -1,9 +1,10 @@
 """Metadata of any JSON shape in Chroma's flat one, and back.
 
 Chroma keeps strings, 64-bit integers, finite floats, booleans and non-empty lists of one of these;
-it refuses nested values, drops None and NaN, rounds big integers, and hides keys of its own prefix
-[chromadb 1.5.9]. What it keeps is stored as it is, so that `where` can filter on it; the rest goes,
-as JSON, under one key of ours. Dates do both: an ISO string to filter on, and their type.
+it refuses nested values and keys that begin with $ or #, drops None and NaN, rounds big integers,
+and hides keys of its own prefix [chromadb 1.5.9]. What it keeps is stored as it is, so that `where`
+can filter on it; the rest goes, as JSON, under one key of ours. Dates do both: an ISO string to
+filter on, and their type.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ def encode_metadata(metadata: Mapping[str, Any]) -> dict[str, Any]:
         if key.startswith(PREFIX):
             raise ValueError(f"metadata key {key!r} begins with {PREFIX!r}, which is reserved")
         plain = _to_json(value, key)
-        storable_key = key != "" and not key.startswith("chroma:")
+        storable_key = key != "" and not key.startswith(("chroma:", "$", "#"))
         if storable_key and _is_native(plain):
             flat[key] = plain
             continue

@@ -477,7 +477,7 @@ def _errors(location: str) -> Iterator[None]:
         elif "where" in text.lower() or "filter" in text.lower():
             remedy = "check the filter"
         else:
-            remedy = "see the error above"
+            remedy = "run with --debug for the whole error"
         raise StoreError(f"{location}: {text} ({remedy})") from error
     except json.JSONDecodeError as error:
         raise StoreError(f"{location} does not answer like a Chroma server") from error

@@ -19,6 +19,7 @@ from statistics import mean
 from typing import Any
 
 from descsim_tools.errors import CorpusError
+from descsim_tools.lines import read_json_lines
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,8 +62,6 @@ def read_groups(path: str | Path) -> list[Group]:
         CorpusError: The file is missing, or a line has none of these forms; the line is named.
     """
     path = Path(path)
-    if not path.is_file():
-        raise CorpusError(f"there is no training file {path}")
     rows = list(_rows(path))
     if not rows:
         raise CorpusError(f"{path} is empty")
@@ -142,18 +141,10 @@ _Rows = Sequence[tuple[int, Mapping[str, Any]]]
 
 
 def _rows(path: Path) -> Iterator[tuple[int, Mapping[str, Any]]]:
-    opened = gzip.open if path.suffix == ".gz" else open
-    with opened(path, "rt", encoding="utf-8") as file:
-        for number, line in enumerate(file, start=1):
-            if not line.strip():
-                continue
-            try:
-                row = json.loads(line)
-            except ValueError as error:
-                raise CorpusError(f"{path}, line {number}: no JSON: {error}") from error
-            if not isinstance(row, dict):
-                raise CorpusError(f"{path}, line {number}: a {type(row).__name__}, need an object")
-            yield number, row
+    for number, row in read_json_lines(path, "training file"):
+        if not isinstance(row, dict):
+            raise CorpusError(f"{path}, line {number}: a {type(row).__name__}, need an object")
+        yield number, row
 
 
 def _form_of(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -12,7 +11,6 @@ import torch
 from numpy.typing import NDArray
 
 from descsim_tools.encoders.encoder import Side
-from descsim_tools.errors import CorpusError
 from descsim_tools.evaluation.protocol import (
     EncoderScore,
     EvalItem,
@@ -20,6 +18,7 @@ from descsim_tools.evaluation.protocol import (
     evaluate_groups,
     read_items,
 )
+from descsim_tools.lines import read_json_lines
 from descsim_tools.training.config import TrainConfig
 from descsim_tools.training.data import Group, read_groups
 
@@ -43,8 +42,6 @@ class DevMeasure:
         self.files: dict[str, list[EvalItem] | list[Group]] = {}
         for path in config.data.dev:
             name = path.name.split(".")[0]
-            if not path.is_file():
-                raise CorpusError(f"there is no dev file {path}")
             self.files[name] = read_groups(path) if _holds_groups(path) else read_items(path)
 
     def __call__(self, trained: TrainedPair) -> dict[str, float]:
@@ -70,9 +67,9 @@ class DevMeasure:
 
 
 def _holds_groups(path: Path) -> bool:
-    opened = gzip.open if path.suffix == ".gz" else open
-    with opened(path, "rt", encoding="utf-8") as file:
-        return '"clusters"' in file.readline()
+    for _, first in read_json_lines(path, "dev file"):
+        return isinstance(first, dict) and "clusters" in first
+    return False
 
 
 class _Encodes:

@@ -33,7 +33,7 @@ from descsim_tools.encoders.encoder import Side, transformer_of
 from descsim_tools.encoders.loading import build_model
 from descsim_tools.errors import CorpusError, require
 from descsim_tools.quiet import quiet_loading
-from descsim_tools.training.config import ModelConfig, TrainConfig, TrainingConfig
+from descsim_tools.training.config import ConfigError, ModelConfig, TrainConfig, TrainingConfig
 from descsim_tools.training.data import Group, read_groups
 from descsim_tools.training.dev import DevMeasure
 from descsim_tools.training.losses import EmbeddedBatch, make_loss
@@ -189,7 +189,10 @@ def train(config: TrainConfig, folder: str | Path, *, progress: bool = False) ->
     """
     require("accelerate", "train")
     folder = Path(folder)
-    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"cannot make the folder {folder}: {error.strerror}") from error
     started = time.perf_counter()
     groups = _groups(config)
     measure = DevMeasure(config)
