@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import csv
-import tomllib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from descsim_tools.training.config import ConfigError, TrainConfig, parse_config
+from descsim_tools.training.config import ConfigError, TrainConfig, parse_config, read_toml
 from descsim_tools.training.plots import plot_comparison
 from descsim_tools.training.trainer import train
 
@@ -20,13 +19,7 @@ def load_settings(path: str | Path) -> dict[str, TrainConfig]:
         ConfigError: It is missing or malformed, or has no settings.
     """
     path = Path(path)
-    try:
-        with path.open("rb") as file:
-            content = tomllib.load(file)
-    except OSError as error:
-        raise ConfigError(f"cannot read {path}: {error.strerror}") from error
-    except tomllib.TOMLDecodeError as error:
-        raise ConfigError(f"{path} is no TOML: {error}") from error
+    content = read_toml(path)
     settings = content.pop("ablate", None)
     if not isinstance(settings, dict) or not settings:
         raise ConfigError(f"{path} has no settings to compare: add tables [ablate.NAME]")

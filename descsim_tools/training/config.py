@@ -128,14 +128,22 @@ def load_config(path: str | Path) -> TrainConfig:
         ConfigError: It is missing, no TOML, or a setting is unknown or not allowed.
     """
     path = Path(path)
+    return parse_config(read_toml(path), path.parent, str(path))
+
+
+def read_toml(path: Path) -> dict[str, Any]:
+    """Return the tables of a file.
+
+    Raises:
+        ConfigError: It is missing or no TOML.
+    """
     try:
         with path.open("rb") as file:
-            content = tomllib.load(file)
+            return tomllib.load(file)
     except OSError as error:
         raise ConfigError(f"cannot read {path}: {error.strerror}") from error
     except tomllib.TOMLDecodeError as error:
         raise ConfigError(f"{path} is no TOML: {error}") from error
-    return parse_config(content, path.parent, str(path))
 
 
 def parse_config(content: dict[str, Any], folder: Path, where: str) -> TrainConfig:
