@@ -94,6 +94,7 @@ class DescriptionIndex:
         exact: bool = False,
         rerank: Reranker | str | None = None,
         candidates: int = 100,
+        min_probability: float | None = None,
     ) -> list[Hit]:
         """Find the sentences that a description fits best.
 
@@ -106,13 +107,15 @@ class DescriptionIndex:
             rerank: A reranker that orders what was retrieved, or its name, see
                 `descsim_tools.rerankers.load_reranker`; it is loaded once and kept.
             candidates: With `rerank`, how many sentences are retrieved for it, at least `k`.
+            min_probability: Least calibrated probability of a hit; needs a reranker that gives one.
 
         Returns:
             Hits, best first; higher is better. `score` is the cosine similarity, or the reranker's
             score if there is one, and `retrieval_score` is always the former.
 
         Raises:
-            ValueError: The description is blank, or `k` or `candidates` is below 1.
+            ValueError: The description is blank, `k` or `candidates` is below 1, or
+                `min_probability` is outside 0 to 1 or asked for where hits have none.
             RerankerError: The reranker cannot be loaded.
             StoreError: The filter is malformed, or the store is closed or unreachable.
         """
@@ -122,11 +125,15 @@ class DescriptionIndex:
             raise ValueError(f"candidates is {candidates!r}, need a whole number from 1 up")
         # Before the search, so that a wrong name fails at once.
         reranker = self._reranker(rerank) if isinstance(rerank, str) else rerank
+        if min_probability is not None:
+            _check_probability(min_probability, reranker)
         vector = self.encoder.encode_descriptions([description])[0]
         find = self.store.query_exact if exact else self.store.query
         if reranker is None:
             return find(vector, k, where)
-        return reranker.rerank(description, find(vector, max(k, candidates), where), top_k=k)
+        hits = reranker.rerank(description, find(vector, max(k, candidates), where), top_k=k)
+        # Where a better score is never less probable, what stays is the head of the list.
+        return [hit for hit in hits if (hit.probability or 0.0) >= (min_probability or 0.0)]
 
     def _reranker(self, name: str) -> Reranker:
         if name not in self._rerankers:
@@ -134,3 +141,14 @@ class DescriptionIndex:
 
             self._rerankers[name] = load_reranker(name, device=self.encoder.device)
         return self._rerankers[name]
+
+
+def _check_probability(least: float, reranker: Reranker | None) -> None:
+    if not 0 <= least <= 1:
+        raise ValueError(f"min_probability is {least!r}, need a number from 0 to 1")
+    if reranker is None or getattr(reranker, "calibration", None) is None:
+        name = "no reranker" if reranker is None else type(reranker).__name__
+        raise ValueError(
+            f"min_probability is {least}, but hits have no probability with {name}; take "
+            "rerank='combined', 'cross-encoder', or another reranker that is calibrated"
+        )

@@ -7,12 +7,12 @@ import pytest
 
 from descsim_tools import DescriptionEncoder, DescriptionIndex, Record, fill
 from descsim_tools.encoders import DEFAULT_PRESET
-from descsim_tools.encoders.weights import find_delta
+from descsim_tools.encoders.weights import find_shipped
 from descsim_tools.evaluation.protocol import EncoderScore, evaluate_file, evaluate_groups
 from descsim_tools.training.data import read_groups
 from tests.conftest import ROOT
 
-CARD = find_delta("descsim-minilm/delta.safetensors").parent / "README.md"
+CARD = find_shipped("descsim-minilm/delta.safetensors").parent / "README.md"
 FOLDER = ROOT / "examples/training"
 
 
@@ -31,7 +31,7 @@ def test_it_is_the_default_and_small(default_encoder):
     assert default_encoder.spec.name == "descsim-minilm"
     assert default_encoder.is_pair
     assert (default_encoder.dim, default_encoder.max_tokens) == (384, 256)
-    assert find_delta("descsim-minilm/delta.safetensors").stat().st_size <= 25_000_000
+    assert find_shipped("descsim-minilm/delta.safetensors").stat().st_size <= 25_000_000
 
 
 def test_it_needs_no_network(no_network):

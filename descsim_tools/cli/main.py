@@ -174,7 +174,16 @@ def index(
 @click.option("-k", default=10, show_default=True, type=click.IntRange(min=1), help="Hits wanted.")
 @click.option("--where", metavar="JSON", help="Filter on metadata, such as '{\"year\": 1990}'.")
 @click.option("--exact", is_flag=True, help="Compare with every sentence.")
-@click.option("--rerank", metavar="NAME", help="Order the hits by a reranker, such as log-prob.")
+@click.option(
+    "--rerank",
+    metavar="NAME",
+    help="Order the hits by a reranker: combined, cross-encoder or log-prob.",
+)
+@click.option(
+    "--min-probability",
+    type=click.FloatRange(0, 1),
+    help="Leave out hits that are less probably instances; needs --rerank.",
+)
 @click.option(
     "--candidates",
     default=100,
@@ -191,6 +200,7 @@ def search(
     where: str | None,
     exact: bool,
     rerank: str | None,
+    min_probability: float | None,
     candidates: int,
     as_json: bool,
     encoder: str | None,
@@ -205,8 +215,10 @@ def search(
     Example:
       descsim search my-store "a scientific discovery made by accident" -k 5
       descsim search my-store "a merger of two banks" --where '{"year": {"$gte": 1990}}' --json
-      descsim search my-store "substance abuse in animals" --rerank log-prob --candidates 50
+      descsim search my-store "substance abuse in animals" --rerank combined --min-probability 0.5
     """
+    if min_probability is not None and rerank is None:
+        raise click.UsageError("--min-probability needs --rerank combined or cross-encoder")
     if not description.strip():
         raise click.UsageError("the description is blank; say what you look for")
     condition = _parsed_where(where)
@@ -221,7 +233,13 @@ def search(
         store, encoder=chosen, collection=collection, device=devices[0] if devices else None
     ) as opened:
         hits = opened.search(
-            description, k, where=condition, exact=exact, rerank=rerank, candidates=candidates
+            description,
+            k,
+            where=condition,
+            exact=exact,
+            rerank=rerank,
+            candidates=candidates,
+            min_probability=min_probability,
         )
     if as_json:
         rows = [
@@ -465,7 +483,7 @@ def _show_report(report: FillReport) -> None:
 
 
 def _rerank_facts(hit: Hit) -> dict[str, Any]:
-    names = ("retrieval_score", "rerank_score", "truncated")
+    names = ("retrieval_score", "rerank_score", "probability", "truncated")
     return {name: getattr(hit, name) for name in names}
 
 
@@ -475,9 +493,13 @@ def _show_hits(hits: list[Hit]) -> None:
         return
     from rich.table import Table
 
-    table = Table("", "score", "sentence", box=None)
+    probable = any(hit.probability is not None for hit in hits)
+    table = Table("", "score", *(["probability"] if probable else []), "sentence", box=None)
     for hit in hits:
-        table.add_row(str(hit.rank), f"{hit.score:.3f}", _literal(hit.text))
+        shown = "" if hit.probability is None else f"{hit.probability:.2f}"
+        table.add_row(
+            str(hit.rank), f"{hit.score:.3f}", *([shown] if probable else []), _literal(hit.text)
+        )
     _print(table)
 
 

@@ -12,6 +12,7 @@ import click
 from descsim_tools.rerankers.prompts import DEFAULT_PROMPT, PROMPTS
 
 if TYPE_CHECKING:
+    from descsim_tools.evaluation.calibrate import Judged
     from descsim_tools.rerankers import LogProbReranker
     from descsim_tools.rerankers.tuning import PromptResult
 
@@ -153,6 +154,88 @@ def tune(
 
 def _show_progress(result: PromptResult) -> None:
     click.echo(f"{result.prompt.name}: nDCG@10 {100 * result.ndcg_at_10:.1f}", err=True)
+
+
+@rerank.command()
+@click.argument("model", type=click.Path(path_type=Path, exists=True, file_okay=False))
+@click.argument("dev", nargs=-1, required=True, type=click.Path(path_type=Path))
+@click.option("--encoder", metavar="NAME", help="The pair to combine with; by default the default.")
+@click.option("--device", metavar="NAME", help="Such as cpu or cuda.")
+@click.option("--json", "as_json", is_flag=True, help="Print as JSON.")
+def calibrate(
+    model: Path, dev: tuple[Path, ...], encoder: str | None, device: str | None, as_json: bool
+) -> None:
+    """Fit probabilities for the cross-encoder in the folder MODEL, and its weight beside a pair.
+
+    Each DEV file holds queries (`description`, `good`, `bad`) or groups (`clusters`), one a line.
+    Writes calibration.json and combination.json into MODEL, which `--rerank cross-encoder:MODEL`
+    and `--rerank combined:MODEL` read.
+
+    \b
+    Example:
+      descsim rerank calibrate build/cross examples/training/contrast-dev.jsonl
+    """
+    from dataclasses import asdict
+
+    import numpy as np
+
+    from descsim_tools.encoders import DEFAULT_PRESET, DescriptionEncoder
+    from descsim_tools.evaluation import EncoderScore
+    from descsim_tools.evaluation.calibrate import (
+        expected_calibration_error,
+        fit_calibration,
+        scores_of,
+        tune_weight,
+    )
+    from descsim_tools.rerankers import DescriptionCrossEncoder
+    from descsim_tools.rerankers.combined import COMBINATION, Combination
+    from descsim_tools.rerankers.cross_encoder import CALIBRATION
+
+    judged = [j for file in dev for j in _judged(file)]
+    name = encoder if encoder is not None else DEFAULT_PRESET
+    cross_encoder = DescriptionCrossEncoder.load(model, device=device)
+    logits = scores_of(judged, cross_encoder.score)
+    cosine = EncoderScore(DescriptionEncoder.load(name, device=device))
+    cosine.prepare((j.description for j in judged), (s for j in judged for s in j.sentences))
+    cosines = scores_of(judged, cosine)
+    fitted_on = ", ".join(file.name for file in dev)
+    alone = fit_calibration(judged, logits, fitted_on)
+    weight, ndcg = tune_weight(judged, logits, cosines)
+    mixed = [a + weight * b for a, b in zip(logits, cosines, strict=True)]
+    both = fit_calibration(judged, mixed, fitted_on)
+    combination = Combination(name, weight, both.slope, both.intercept, fitted_on)
+    alone.save(model / CALIBRATION)
+    combination.save(model / COMBINATION)
+    good = np.concatenate([j.good for j in judged])
+    facts = {
+        "calibration": asdict(alone),
+        "combination": asdict(combination),
+        "pairs": len(good),
+        "ndcg@10": ndcg,
+        "ece": expected_calibration_error(alone(np.concatenate(logits)), good),
+        "combined_ece": expected_calibration_error(both(np.concatenate(mixed)), good),
+    }
+    if as_json:
+        click.echo(json.dumps(facts))
+        return
+    click.echo(f"weight of the cosine {weight:g} beside the logit, nDCG@10 {100 * ndcg:.1f}")
+    click.echo(
+        f"calibration error on {len(good):,} pairs: {facts['ece']:.3f} alone, "
+        f"{facts['combined_ece']:.3f} combined"
+    )
+    click.echo(f"written to {model / CALIBRATION} and {model / COMBINATION}")
+
+
+def _judged(file: Path) -> list[Judged]:
+    from descsim_tools.evaluation import read_items
+    from descsim_tools.evaluation.calibrate import judged_groups, judged_items
+    from descsim_tools.lines import read_json_lines
+    from descsim_tools.training.data import read_groups
+
+    first = next(read_json_lines(file, "dev file"), (0, None))[1]
+    if isinstance(first, dict) and "clusters" in first:
+        return judged_groups(read_groups(file))
+    return judged_items(read_items(file))
 
 
 @rerank.command("prompts")

@@ -47,9 +47,9 @@ def run(config: Path, out: Path, as_json: bool) -> None:
     from descsim_tools.training.config import load_config
 
     settings = load_config(config)
-    from descsim_tools.training.trainer import train as train_encoder
+    from descsim_tools.training.kinds import run as train_kind
 
-    result = train_encoder(settings, out, progress=True)
+    result = train_kind(settings, out, progress=True)
     if as_json:
         click.echo((out / "result.json").read_text(encoding="utf-8").rstrip())
         return

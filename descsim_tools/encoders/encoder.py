@@ -19,7 +19,7 @@ from sentence_transformers.util import get_device_name
 
 from descsim_tools.encoders.loading import build_model, tokenizer_of
 from descsim_tools.encoders.presets import DEFAULT_PRESET, PRESETS, EncoderSpec, Pooling
-from descsim_tools.encoders.weights import find_delta, find_model, sha256, weights_digest
+from descsim_tools.encoders.weights import find_model, find_shipped, sha256, weights_digest
 from descsim_tools.errors import EncoderError
 
 logger = logging.getLogger(__name__)
@@ -330,7 +330,7 @@ def _fingerprint(spec: EncoderSpec, model: SentenceTransformer) -> str:
     identity = {
         side: {
             "weights": weights_digest(find_model(source)),
-            "delta": sha256(find_delta(spec.delta)) if spec.delta else None,
+            "delta": sha256(find_shipped(spec.delta)) if spec.delta else None,
             "prompt": model.prompts.get(side) or "",
             "brackets": brackets,
             "pooling": spec.pooling.value if spec.pooling else "its own",

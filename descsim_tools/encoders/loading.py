@@ -18,7 +18,7 @@ from transformers import PreTrainedTokenizerBase
 
 from descsim_tools.encoders.delta import merge_delta
 from descsim_tools.encoders.presets import EncoderSpec, Pooling
-from descsim_tools.encoders.weights import find_delta, find_model
+from descsim_tools.encoders.weights import find_model, find_shipped
 from descsim_tools.errors import EncoderError
 from descsim_tools.quiet import quiet_loading
 
@@ -72,7 +72,7 @@ def _tuned_pair(spec: EncoderSpec) -> SentenceTransformer:
         for module in modules
         if isinstance(module, Transformer)
     }
-    merge_delta(transformers, find_delta(spec.delta or ""))
+    merge_delta(transformers, find_shipped(spec.delta or ""))
     router = Router.for_query_document(
         query_modules=sides["query"], document_modules=sides["document"]
     )

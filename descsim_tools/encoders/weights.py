@@ -91,8 +91,8 @@ def _bundled_model() -> Path:
     return folder
 
 
-def find_delta(name: str) -> Path:
-    """Return the file of a tuned pair that comes with the package.
+def find_shipped(name: str) -> Path:
+    """Return a file of a trained model that comes with the package.
 
     Raises:
         EncoderError: The installation lacks it.

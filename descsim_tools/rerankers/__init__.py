@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from descsim_tools.rerankers.base import Reranker
     from descsim_tools.rerankers.causal_lm import CausalLMScorer
+    from descsim_tools.rerankers.combined import CombinedReranker
+    from descsim_tools.rerankers.cross_encoder import DescriptionCrossEncoder
     from descsim_tools.rerankers.log_prob import LogProbReranker, Reduction
     from descsim_tools.rerankers.prompts import PROMPTS, Prompt
     from descsim_tools.rerankers.registry import RERANKERS, load_reranker
@@ -20,6 +22,8 @@ _HOMES = {
     "PROMPTS": "prompts",
     "RERANKERS": "registry",
     "CausalLMScorer": "causal_lm",
+    "CombinedReranker": "combined",
+    "DescriptionCrossEncoder": "cross_encoder",
     "LogProbReranker": "log_prob",
     "Prompt": "prompts",
     "Reduction": "log_prob",
@@ -32,6 +36,8 @@ __all__ = [
     "PROMPTS",
     "RERANKERS",
     "CausalLMScorer",
+    "CombinedReranker",
+    "DescriptionCrossEncoder",
     "LogProbReranker",
     "Prompt",
     "Reduction",

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from descsim_tools.calibration import Calibration
 from descsim_tools.errors import RerankerError
 from descsim_tools.types import Hit
 
@@ -20,8 +21,14 @@ class Reranker(ABC):
     """Base of all rerankers: a subclass scores, this class does the rest.
 
     A subclass must have `_score`. It may also override `_score_many`, if it can mix descriptions in
-    one batch, and `_truncated`, if it reads less than a whole sentence.
+    one batch, `_score_hits`, if it uses more of a hit than its text, and `_truncated`, if it reads
+    less than a whole sentence.
+
+    Attributes:
+        calibration: Turns its scores into probabilities; None if it was not calibrated.
     """
+
+    calibration: Calibration | None = None
 
     @abstractmethod
     def _score(self, description: str, sentences: Sequence[str]) -> Scores:
@@ -34,6 +41,10 @@ class Reranker(ABC):
     def _score_many(self, pairs: Sequence[tuple[str, Sequence[str]]]) -> list[Scores]:
         """Score several checked, non-empty lists; by default one list after the other."""
         return [self._score(description, sentences) for description, sentences in pairs]
+
+    def _score_hits(self, lists: Sequence[tuple[str, list[Hit]]]) -> list[Scores]:
+        """Score checked hits; by default their texts alone."""
+        return self.score_many([(d, [hit.text for hit in hits]) for d, hits in lists])
 
     def _truncated(self, description: str, sentences: Sequence[str]) -> Sequence[bool]:
         """Tell of each sentence whether only a part of it was read."""
@@ -88,8 +99,8 @@ class Reranker(ABC):
         Returns:
             New hits, best first, ties by id. `score` and `rerank_score` are the reranker's score,
             `retrieval_score` is what the search gave, ranks count from 1, `truncated` tells whether
-            only the end of the sentence was read. `probability`, which belongs to the old score, is
-            None.
+            only a part of the sentence was read. `probability` is that of a calibrated reranker's
+            score, else None.
 
         Raises:
             TypeError: An item is no `Hit`, or the description no string.
@@ -113,8 +124,7 @@ class Reranker(ABC):
         if top_k is not None and (not isinstance(top_k, int) or top_k < 1):
             raise ValueError(f"top_k is {top_k!r}, need a whole number from 1 up, or None for all")
         lists = [(description, _checked_hits(hits)) for description, hits in pairs]
-        texts = [(description, [hit.text for hit in hits]) for description, hits in lists]
-        scores = self.score_many(texts)
+        scores = self._score_hits(lists)
         return [
             self._ordered(description, hits, row)[:top_k]
             for (description, hits), row in zip(lists, scores, strict=True)
@@ -124,8 +134,10 @@ class Reranker(ABC):
         if not hits:
             return []
         truncated = self._truncated(description, [hit.text for hit in hits])
+        unknown: list[None] = [None] * len(hits)
+        probabilities = self.calibration(scores).tolist() if self.calibration else unknown
         rows = sorted(
-            zip(scores.tolist(), hits, truncated, strict=True),
+            zip(scores.tolist(), hits, truncated, probabilities, strict=True),
             key=lambda row: (-row[0], row[1].id),
         )
         return [
@@ -134,15 +146,15 @@ class Reranker(ABC):
                 score=score,
                 rank=rank,
                 rerank_score=score,
-                retrieval_score=_retrieval_score(hit),
-                probability=None,
+                retrieval_score=retrieval_score(hit),
+                probability=probability,
                 truncated=cut,
             )
-            for rank, (score, hit, cut) in enumerate(rows, start=1)
+            for rank, (score, hit, cut, probability) in enumerate(rows, start=1)
         ]
 
 
-def _retrieval_score(hit: Hit) -> float | None:
+def retrieval_score(hit: Hit) -> float | None:
     """Return the first score that a hit was given."""
     if hit.retrieval_score is None and hit.rerank_score is None:
         return hit.score

@@ -19,7 +19,23 @@ def _log_prob(source: str | None, device: str | None) -> Reranker:
     return LogProbReranker.load(source, device=device)
 
 
-_LOADERS: dict[str, Callable[[str | None, str | None], Reranker]] = {"log-prob": _log_prob}
+def _cross_encoder(source: str | None, device: str | None) -> Reranker:
+    from descsim_tools.rerankers.cross_encoder import DescriptionCrossEncoder
+
+    return DescriptionCrossEncoder.load(source, device=device)
+
+
+def _combined(source: str | None, device: str | None) -> Reranker:
+    from descsim_tools.rerankers.combined import CombinedReranker
+
+    return CombinedReranker.load(source, device=device)
+
+
+_LOADERS: dict[str, Callable[[str | None, str | None], Reranker]] = {
+    "cross-encoder": _cross_encoder,
+    "combined": _combined,
+    "log-prob": _log_prob,
+}
 
 RERANKERS = tuple(_LOADERS)
 
@@ -28,8 +44,8 @@ def load_reranker(name: str, *, device: str | None = None) -> Reranker:
     """Load a reranker by name.
 
     Args:
-        name: One of `RERANKERS`, alone or with a model of its kind after a colon: `log-prob`,
-            `log-prob:gpt2`, `log-prob:tuned.json`.
+        name: One of `RERANKERS`, alone or with a model of its kind after a colon: `cross-encoder`,
+            `cross-encoder:my-model`, `combined`, `log-prob:gpt2`, `log-prob:tuned.json`.
         device: Such as `cpu` or `cuda`; None takes the best.
 
     Raises:

@@ -103,22 +103,46 @@ class TrainingConfig(_Section):
     average: int = Field(default=1, ge=1)
 
 
+class PairsConfig(_Section):
+    """Which (description, sentence) pairs a cross-encoder is trained on.
+
+    Attributes:
+        sentences_per_group: Drawn each time, spread over the clusters, at least one of each; every
+            drawn description of the group is paired with all of them.
+        twins: Other descriptions of the same cluster, paired as sentences that do not fit.
+        mined: Sentences of other groups that `mined_by` ranks high for a description.
+        mined_by: Preset or folder of an encoder.
+        mined_ranks: First and last rank to draw them from. The very first are left out, since a
+            sentence of another group may fit by chance.
+    """
+
+    sentences_per_group: int = Field(default=4, ge=2)
+    twins: int = Field(default=1, ge=0)
+    mined: int = Field(default=2, ge=0)
+    mined_by: str = "descsim-minilm"
+    mined_ranks: tuple[int, int] = (5, 50)
+
+
 class TrainConfig(_Section):
     """One training run.
 
     Attributes:
         name: Of the trained encoder.
+        kind: `encoder` (a pair or one shared) or `cross-encoder`, which scores pairs of texts.
         data: Files.
         model: What is trained.
         loss: What is minimised.
         training: How.
+        pairs: Of a cross-encoder.
     """
 
     name: str
+    kind: Literal["encoder", "cross-encoder"] = "encoder"
     data: DataConfig
     model: ModelConfig = ModelConfig()
     loss: LossConfig = LossConfig()
     training: TrainingConfig = TrainingConfig()
+    pairs: PairsConfig = PairsConfig()
 
 
 def load_config(path: str | Path) -> TrainConfig:

@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
-import torch
-from numpy.typing import NDArray
 
-from descsim_tools.encoders.encoder import Side
 from descsim_tools.evaluation.protocol import (
-    EncoderScore,
     EvalItem,
+    Score,
     evaluate_file,
     evaluate_groups,
     read_items,
@@ -22,10 +17,6 @@ from descsim_tools.lines import read_json_lines
 from descsim_tools.training.config import TrainConfig
 from descsim_tools.training.data import Group, read_groups
 
-if TYPE_CHECKING:
-    from descsim_tools.training.trainer import TrainedPair
-
-_PASS = 256
 _JUDGED_BY = ("precision@5", "precision@10", "group_accuracy")
 
 
@@ -44,16 +35,12 @@ class DevMeasure:
             name = path.name.split(".")[0]
             self.files[name] = read_groups(path) if _holds_groups(path) else read_items(path)
 
-    def __call__(self, trained: TrainedPair) -> dict[str, float]:
+    def __call__(self, score: Score) -> dict[str, float]:
         """Return all figures, and as `score` the mean over the files of what each is judged by.
 
         That is the mean of precision@5 and @10 (where the queries have as many good sentences) or
         the group accuracy: precision@1 on a hundred queries moves by chance alone.
         """
-        with torch.no_grad():
-            return self._figures(EncoderScore(_Encodes(trained)))
-
-    def _figures(self, score: EncoderScore) -> dict[str, float]:
         figures: dict[str, float] = {}
         judged = []
         for name, content in self.files.items():
@@ -70,21 +57,3 @@ def _holds_groups(path: Path) -> bool:
     for _, first in read_json_lines(path, "dev file"):
         return isinstance(first, dict) and "clusters" in first
     return False
-
-
-class _Encodes:
-    def __init__(self, trained: TrainedPair) -> None:
-        self.trained = trained
-
-    def encode_descriptions(self, texts: Sequence[str], /) -> NDArray[np.float32]:
-        return self._encode(texts, "query")
-
-    def encode_sentences(self, texts: Sequence[str], /) -> NDArray[np.float32]:
-        return self._encode(texts, "document")
-
-    def _encode(self, texts: Sequence[str], side: Side) -> NDArray[np.float32]:
-        parts = [
-            self.trained.embed(list(texts[start : start + _PASS]), side).cpu().numpy()
-            for start in range(0, len(texts), _PASS)
-        ]
-        return np.concatenate(parts)

@@ -26,6 +26,8 @@ class EmbeddedBatch:
         sentence_cluster: (s,) int.
         description_group: (d,) int, the number of each description's group in the batch.
         sentence_group: (s,) int.
+        base_sentences: (s, dim) float, the sentences by the base before training, without graph;
+            None unless the loss asks for them by an attribute `preserve` above 0.
     """
 
     descriptions: Tensor
@@ -35,6 +37,7 @@ class EmbeddedBatch:
     sentence_cluster: Tensor
     description_group: Tensor
     sentence_group: Tensor
+    base_sentences: Tensor | None = None
 
     @property
     def fits(self) -> Tensor:
@@ -206,10 +209,19 @@ class GroupLoss(nn.Module):
     mean of the rows plus the mean of the columns, plus `group_weight` times the same two means over
     the group's own members alone at `group_temperature`. Lower is better.
 
+    With B the base's vectors of the sentences, `preserve` times
+
+        mean_{i != j} (s_i.s_j - B_i.B_j)^2
+
+    is added, once over the pairs of sentences of one group and once over all others: the sentence
+    encoder keeps the base's sense of how similar two sentences are (relational distillation, Park
+    et al., CVPR 2019, with cosine as the relation).
+
     Args:
         temperature: t.
-        group_weight: 0 leaves the last term out.
-        group_temperature: Of the last term.
+        group_weight: 0 leaves the groups' own term out.
+        group_temperature: Of that term.
+        preserve: 0 leaves the last term out.
     """
 
     def __init__(
@@ -217,6 +229,7 @@ class GroupLoss(nn.Module):
         temperature: float = 0.1,
         group_weight: float = 0.0,
         group_temperature: float = 0.05,
+        preserve: float = 0.0,
     ) -> None:
         super().__init__()
         self.temperature = _positive(temperature)
@@ -224,6 +237,9 @@ class GroupLoss(nn.Module):
         if group_weight < 0:
             raise ValueError(f"group_weight is {group_weight}, need 0 or more")
         self.group_weight = group_weight
+        if preserve < 0:
+            raise ValueError(f"preserve is {preserve}, need 0 or more")
+        self.preserve = preserve
 
     def forward(self, batch: EmbeddedBatch) -> Tensor:
         """Return the loss, a scalar."""
@@ -235,7 +251,21 @@ class GroupLoss(nn.Module):
             scores = _masked(cosine / self.group_temperature, own)
             inner = self._both_ways(scores, twins[:, :0], batch.fits)
             loss = loss + self.group_weight / 2 * inner
+        if self.preserve:
+            loss = loss + self.preserve * self._drift(batch)
         return loss
+
+    @staticmethod
+    def _drift(batch: EmbeddedBatch) -> Tensor:
+        if batch.base_sentences is None:
+            raise ValueError("preserve needs the base's vectors of the sentences")
+        now = batch.sentences @ batch.sentences.T
+        before = batch.base_sentences @ batch.base_sentences.T
+        drift = (now - before).square()
+        apart = ~torch.eye(len(drift), dtype=torch.bool, device=drift.device)
+        own = batch.sentence_group[:, None] == batch.sentence_group[None, :]
+        parts = [drift[apart & own], drift[apart & ~own]]
+        return torch.stack([part.mean() for part in parts if len(part)]).sum()
 
     @staticmethod
     def _both_ways(scores: Tensor, twins: Tensor, fits: Tensor) -> Tensor:
@@ -249,7 +279,77 @@ class GroupLoss(nn.Module):
             "temperature": self.temperature,
             "group_weight": self.group_weight,
             "group_temperature": self.group_temperature,
+            "preserve": self.preserve,
         }
+
+
+@dataclass(frozen=True, slots=True)
+class ScoredPairs:
+    """The scores of a cross-encoder for a batch of (description, sentence) pairs.
+
+    Attributes:
+        scores: (p,) float logits, higher is better.
+        rows: (p,) int, the number of each pair's description in the batch.
+        columns: (p,) int, the number of each pair's sentence in the batch; -1 for a sentence that
+            was taken as a negative of one description only.
+        fits: (p,) bool: the description is true of the sentence.
+    """
+
+    scores: Tensor
+    rows: Tensor
+    columns: Tensor
+    fits: Tensor
+
+
+class ListLoss(nn.Module):
+    r"""For a cross-encoder: softmax over lists in both directions, and each pair by itself.
+
+    Row of a description, with the scores z of its pairs and F those that fit:
+
+        -mean_{i \in F} log( exp(z_i) / \sum_j exp(z_j) )
+
+    Column of a sentence: the same over the descriptions that it was paired with. The loss is the
+    mean of the rows (ListNet's top-one loss, Cao et al., ICML 2007, with equal shares for what
+    fits) plus the mean of the columns, plus `pair_weight` times the binary cross-entropy, in which
+    fitting and other pairs weigh the same in all. The last term makes scores of different
+    descriptions comparable. Lower is better.
+
+    Args:
+        pair_weight: 0 leaves the last term out.
+    """
+
+    def __init__(self, pair_weight: float = 0.5) -> None:
+        super().__init__()
+        if pair_weight < 0:
+            raise ValueError(f"pair_weight is {pair_weight}, need 0 or more")
+        self.pair_weight = pair_weight
+
+    def forward(self, pairs: ScoredPairs) -> Tensor:
+        """Return the loss, a scalar."""
+        loss = self._lists(pairs, pairs.rows) + self._lists(pairs, pairs.columns)
+        if self.pair_weight:
+            each = nn.functional.binary_cross_entropy_with_logits(
+                pairs.scores, pairs.fits.to(pairs.scores.dtype), reduction="none"
+            )
+            halves = [each[pairs.fits], each[~pairs.fits]]
+            loss = loss + self.pair_weight * sum(half.mean() for half in halves if len(half))
+        return loss
+
+    @staticmethod
+    def _lists(pairs: ScoredPairs, lists: Tensor) -> Tensor:
+        members = (
+            torch.arange(int(lists.max()) + 1, device=lists.device)[:, None] == lists
+        )  # (l, p)
+        fits = members & pairs.fits
+        kept = fits.any(dim=1)
+        if not kept.any():
+            return pairs.scores.sum() * 0
+        scores = _masked(pairs.scores.expand(len(members), -1), members)[kept]
+        return -_mean_over(scores.log_softmax(dim=1), fits[kept], dim=1)
+
+    def get_config_dict(self) -> dict[str, Any]:
+        """Return the settings."""
+        return {"pair_weight": self.pair_weight}
 
 
 LOSSES: dict[str, type[nn.Module]] = {
@@ -260,17 +360,22 @@ LOSSES: dict[str, type[nn.Module]] = {
     "group": GroupLoss,
 }
 
+LIST_LOSSES: dict[str, type[nn.Module]] = {"list": ListLoss}
+"""For cross-encoders."""
 
-def make_loss(name: str, settings: dict[str, Any]) -> nn.Module:
-    """Make a loss by name.
+
+def make_loss(
+    name: str, settings: dict[str, Any], known: dict[str, type[nn.Module]] = LOSSES
+) -> nn.Module:
+    """Make a loss by name, one of `known`.
 
     Raises:
         ValueError: No such loss, or a setting that it does not have or allow.
     """
-    if name not in LOSSES:
-        raise ValueError(f"no loss {name!r}; there are: {', '.join(LOSSES)}")
+    if name not in known:
+        raise ValueError(f"no loss {name!r} for this kind; there are: {', '.join(known)}")
     try:
-        return LOSSES[name](**settings)
+        return known[name](**settings)
     except TypeError as error:
         raise ValueError(f"loss {name!r}: {error}") from error
 

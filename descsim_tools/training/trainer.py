@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import csv
 import json
 import logging
@@ -14,7 +15,9 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import Router, Transformer
 from torch import Tensor, nn
@@ -32,6 +35,7 @@ from descsim_tools.encoders.delta import write_delta
 from descsim_tools.encoders.encoder import Side, transformer_of
 from descsim_tools.encoders.loading import build_model
 from descsim_tools.errors import CorpusError, require
+from descsim_tools.evaluation.protocol import EncoderScore
 from descsim_tools.quiet import quiet_loading
 from descsim_tools.training.config import ConfigError, ModelConfig, TrainConfig, TrainingConfig
 from descsim_tools.training.data import Group, read_groups
@@ -40,6 +44,8 @@ from descsim_tools.training.losses import EmbeddedBatch, make_loss
 from descsim_tools.training.plots import plot_history
 
 logger = logging.getLogger(__name__)
+
+_PASS = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +123,11 @@ class TrainedPair(nn.Module):
         self.model = model
         self.loss = loss
         self.settings = settings
-        self.bf16 = _precision(settings) == "bf16"
+        self.bf16 = precision_of(settings) == "bf16"
+        # In a list, so that it is no part of this module's parameters and checkpoints.
+        wanted = getattr(loss, "preserve", 0) > 0
+        self._base = [copy.deepcopy(model).eval().requires_grad_(False)] if wanted else []
+        self._base_vectors: dict[str, Tensor] = {}
 
     def forward(self, batch: TextBatch) -> dict[str, Tensor]:
         """Return the loss of a batch under `loss`."""
@@ -135,8 +145,25 @@ class TrainedPair(nn.Module):
             numbers(batch.sentence_cluster),
             numbers(batch.description_group),
             numbers(batch.sentence_group),
+            self._before_training(batch.sentences) if self._base else None,
         )
         return {"loss": self.loss(embedded)}
+
+    @torch.no_grad()
+    def _before_training(self, sentences: list[str]) -> Tensor:
+        """Return the base's (n, dim) vectors; each sentence is encoded once in a run."""
+        new = list(dict.fromkeys(s for s in sentences if s not in self._base_vectors))
+        if new:
+            vectors = self._base[0].encode_document(
+                new, convert_to_tensor=True, normalize_embeddings=True, show_progress_bar=False
+            )
+            self._base_vectors.update(zip(new, vectors.clone(), strict=True))
+        return torch.stack([self._base_vectors[s] for s in sentences])
+
+    def score(self) -> EncoderScore:
+        """Return a score with the weights of now, for evaluation."""
+        self.eval()
+        return EncoderScore(_Encodes(self))
 
     def embed(self, texts: list[str], side: Side) -> Tensor:
         """Return (n, dim) float32 vectors of length 1, with their graph.
@@ -144,13 +171,14 @@ class TrainedPair(nn.Module):
         Texts of like length share a pass, which saves most of the padding.
         """
         order = sorted(range(len(texts)), key=lambda i: len(texts[i]))
+        lengths = [len(texts[i]) for i in order]
         parts, start = [], 0
         device = next(self.model.parameters()).device
         prompt = self.model.prompts.get(side) or None
         # One context for all passes, since each new one converts the weights again.
         with torch.autocast(device.type, torch.bfloat16) if self.bf16 else nullcontext():
             while start < len(order):
-                size = self._fitting(texts, order, start)
+                size = fitting(lengths, start, self.settings.tokens_per_pass)
                 chosen = [texts[i] for i in order[start : start + size]]
                 features = self.model.preprocess(chosen, prompt=prompt, task=side)
                 moved = {
@@ -162,15 +190,42 @@ class TrainedPair(nn.Module):
         back[torch.tensor(order)] = torch.arange(len(order))
         return nn.functional.normalize(torch.cat(parts)[back.to(device)], dim=1)
 
-    def _fitting(self, texts: list[str], order: list[int], start: int) -> int:
-        """How many texts from `start` fit a pass; a token has about four characters."""
-        size = 1
-        while start + size < len(order):
-            longest = len(texts[order[start + size]]) // 4 + 8
-            if (size + 1) * longest > self.settings.tokens_per_pass:
-                break
-            size += 1
-        return size
+
+def fitting(lengths: Sequence[int], start: int, tokens: int) -> int:
+    """How many texts from `start` fit a pass.
+
+    Args:
+        lengths: In characters, ascending; a token has about four.
+        start: Of the pass.
+        tokens: Most of a pass, padding included.
+    """
+    size = 1
+    while start + size < len(lengths):
+        if (size + 1) * (lengths[start + size] // 4 + 8) > tokens:
+            break
+        size += 1
+    return size
+
+
+class _Encodes:
+    """A pair in training as what `EncoderScore` takes."""
+
+    def __init__(self, trained: TrainedPair) -> None:
+        self.trained = trained
+
+    def encode_descriptions(self, texts: Sequence[str], /) -> NDArray[np.float32]:
+        return self._encode(texts, "query")
+
+    def encode_sentences(self, texts: Sequence[str], /) -> NDArray[np.float32]:
+        return self._encode(texts, "document")
+
+    @torch.no_grad()
+    def _encode(self, texts: Sequence[str], side: Side) -> NDArray[np.float32]:
+        parts = [
+            self.trained.embed(list(texts[start : start + _PASS]), side).cpu().numpy()
+            for start in range(0, len(texts), _PASS)
+        ]
+        return np.concatenate(parts)
 
 
 def train(config: TrainConfig, folder: str | Path, *, progress: bool = False) -> TrainResult:
@@ -188,21 +243,31 @@ def train(config: TrainConfig, folder: str | Path, *, progress: bool = False) ->
         EncoderError: The base cannot be loaded.
     """
     require("accelerate", "train")
-    folder = Path(folder)
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise ConfigError(f"cannot make the folder {folder}: {error.strerror}") from error
+    folder = make_folder(folder)
     started = time.perf_counter()
-    groups = _groups(config)
+    groups = read_training_groups(config)
     measure = DevMeasure(config)
     run = _train_average if config.training.average > 1 else _train_seed
     model, metrics, epoch = run(config, groups, measure, folder, progress=progress)
     _write(_spec(config.model, config.name), model, folder)
     seconds = time.perf_counter() - started
     result = TrainResult(str(folder), metrics, epoch, len(groups), seconds)
-    _write_result(config, result, folder)
+    write_result(config, result, folder)
     return result
+
+
+def make_folder(folder: str | Path) -> Path:
+    """Make the folder of a run, if it is missing.
+
+    Raises:
+        ConfigError: It cannot be made.
+    """
+    folder = Path(folder)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"cannot make the folder {folder}: {error.strerror}") from error
+    return folder
 
 
 def _train_average(
@@ -230,7 +295,8 @@ def _train_average(
     }
     models[0].load_state_dict(mean)
     loss = make_loss(config.loss.name, config.loss.settings)
-    metrics = measure(TrainedPair(models[0].eval(), loss, config.training)) if measure.files else {}
+    trained = TrainedPair(models[0], loss, config.training)
+    metrics = measure(trained.score()) if measure.files else {}
     return models[0], metrics, config.training.epochs
 
 
@@ -239,22 +305,55 @@ def _train_seed(
 ) -> tuple[SentenceTransformer, dict[str, float], float]:
     torch.manual_seed(config.training.seed)
     model = build_model(_spec(config.model, config.name))
-    for module in _transformers(model):
-        # For texts this short the plain form is the faster one, and in bf16 on a CPU by far.
-        module.model.set_attn_implementation("eager")
+    plain_attention(model)
     choose_trained(model, config.model)
-    loss = make_loss(config.loss.name, config.loss.settings)
-    trained = TrainedPair(model, loss, config.training)
-    dataset = GroupDataset(groups, config.training)
+    trained = TrainedPair(model, make_loss(config.loss.name, config.loss.settings), config.training)
+    metrics, epoch = fit(
+        trained,
+        GroupDataset(groups, config.training),
+        lambda drawn: {"batch": draw_batch(drawn, config.training)},
+        (lambda: measure(trained.score())) if measure.files else None,
+        config,
+        folder,
+        progress=progress,
+    )
+    merge_adapters(model)
+    return model, metrics, epoch
+
+
+def fit(
+    trained: nn.Module,
+    dataset: GroupDataset,
+    collate: Callable[[list[Any]], dict[str, Any]],
+    measure: Callable[[], dict[str, float]] | None,
+    config: TrainConfig,
+    folder: Path,
+    *,
+    progress: bool,
+) -> tuple[dict[str, float], float]:
+    """Train a module whose forward returns a loss, in place; go on where a run was broken off.
+
+    Args:
+        trained: Holds the best epoch's weights afterwards.
+        dataset: What is drawn from.
+        collate: Makes the arguments of `trained.forward` of drawn items.
+        measure: Gives dev figures, with `score` to choose the epoch by; None keeps the last one.
+        config: See `TrainingConfig`.
+        folder: For checkpoints, `log.csv` and `curve.png`.
+        progress: Show a bar on standard error.
+
+    Returns:
+        Dev figures of the kept epoch, and that epoch.
+    """
     trainer = _GroupTrainer(
         model=trained,
-        args=_arguments(config, folder, has_dev=bool(measure.files), progress=progress),
+        args=_arguments(config, folder, has_dev=measure is not None, progress=progress),
         train_dataset=dataset,
         # Asked for by the trainer; the dev files are read by `DevMeasure`.
-        eval_dataset=GroupDataset([], config.training) if measure.files else None,
-        data_collator=lambda drawn: {"batch": draw_batch(drawn, config.training)},
+        eval_dataset=GroupDataset([], config.training) if measure is not None else None,
+        data_collator=collate,
     )
-    trainer.measure = lambda: measure(trained.eval())
+    trainer.measure = measure or dict
     # Both print every log entry to standard output, which is for results.
     trainer.remove_callback(PrinterCallback)
     trainer.remove_callback(ProgressCallback)
@@ -265,13 +364,18 @@ def _train_seed(
     if checkpoint:
         logger.info("going on from %s", checkpoint)
     trainer.train(resume_from_checkpoint=checkpoint)
-    _merge_adapters(model)
     _write_log(trainer.state.log_history, folder)
     kept = _kept(trainer)
-    return model, kept.get("metrics", {}), float(kept.get("epoch", config.training.epochs))
+    return kept.get("metrics", {}), float(kept.get("epoch", config.training.epochs))
 
 
-def _write_result(config: TrainConfig, result: TrainResult, folder: Path) -> None:
+def plain_attention(model: nn.Module) -> None:
+    """Set the form of attention that is fastest for short texts, and in bf16 on a CPU by far."""
+    for module in _transformers(model):
+        module.model.set_attn_implementation("eager")
+
+
+def write_result(config: TrainConfig, result: TrainResult, folder: Path) -> None:
     """Write configuration and figures, without a path of this machine."""
     content = {"config": json.loads(config.model_dump_json()), **asdict(result)}
     del content["folder"]
@@ -321,7 +425,9 @@ class _GroupTrainer(Trainer):
         self, *args: Any, metric_key_prefix: str = "eval", **kwargs: Any
     ) -> dict[str, float]:
         """Measure the dev files in place of a loss."""
-        found = self.measure()
+        self.model.eval()
+        with torch.no_grad():
+            found = self.measure()
         metrics = {f"{metric_key_prefix}_{name}": value for name, value in found.items()}
         self.log(metrics)
         self.control = self.callback_handler.on_evaluate(
@@ -330,7 +436,7 @@ class _GroupTrainer(Trainer):
         return metrics
 
 
-def choose_trained(model: SentenceTransformer, settings: ModelConfig) -> None:
+def choose_trained(model: nn.Module, settings: ModelConfig) -> None:
     """Set which parameters are trained."""
     for module in _transformers(model):
         if settings.method == "lora":
@@ -359,14 +465,15 @@ def _layer(name: str) -> int:
     return int(found.group(1)) if found else -1
 
 
-def _merge_adapters(model: SentenceTransformer) -> None:
+def merge_adapters(model: nn.Module) -> None:
+    """Put LoRA's updates into the weights."""
     for module in _transformers(model):
         trained: Any = module.model
         if hasattr(trained, "merge_and_unload"):
             module.model = trained.merge_and_unload()
 
 
-def _transformers(model: SentenceTransformer) -> Iterator[Transformer]:
+def _transformers(model: nn.Module) -> Iterator[Transformer]:
     return (module for module in model.modules() if isinstance(module, Transformer))
 
 
@@ -385,7 +492,12 @@ def _spec(settings: ModelConfig, name: str) -> EncoderSpec:
     )
 
 
-def _groups(config: TrainConfig) -> list[Group]:
+def read_training_groups(config: TrainConfig) -> list[Group]:
+    """Read the groups that a configuration names.
+
+    Raises:
+        CorpusError: A file is missing or malformed, or they make no batch.
+    """
     groups = [group for file in config.data.train for group in read_groups(file)]
     kept = [g for g in groups if not g.id.startswith(tuple(config.data.leave_out))]
     if not config.data.leave_out:
@@ -432,7 +544,8 @@ def _arguments(
     )
 
 
-def _precision(settings: TrainingConfig) -> str:
+def precision_of(settings: TrainingConfig) -> str:
+    """Return `bf16` or `fp32`."""
     if settings.precision != "auto":
         return settings.precision
     fast_bf16 = torch.cuda.is_available() or torch.cpu.get_capabilities().get("amx_bf16", False)
