@@ -19,7 +19,13 @@ import pytest
 import torch
 
 from descsim_tools import DescriptionEncoder, DescriptionIndex, fill
-from tests.tiny import gpt2_lm, save_sentence_transformer, train_bytelevel, train_wordpiece
+from tests.tiny import (
+    gpt2_lm,
+    save_cross_encoder,
+    save_sentence_transformer,
+    train_bytelevel,
+    train_wordpiece,
+)
 
 ROOT = Path(__file__).resolve().parent.parent
 SHARED = ROOT.parent / "shared"
@@ -54,6 +60,14 @@ def other_folder(tokenizer, tmp_path_factory) -> Path:
     """The same architecture and size with other weights."""
     folder = tmp_path_factory.mktemp("models") / "other-encoder"
     save_sentence_transformer(folder, tokenizer, seed=1)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def tiny_cross_folder(tokenizer, tmp_path_factory) -> Path:
+    """A cross-encoder with random weights."""
+    folder = tmp_path_factory.mktemp("models") / "tiny-cross"
+    save_cross_encoder(folder, tokenizer, seed=0)
     return folder
 
 

@@ -1,18 +1,22 @@
 """Every loss against a slow one written loop by loop from its equation."""
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
 
 from descsim_tools.training.losses import (
+    LIST_LOSSES,
     LOSSES,
     EmbeddedBatch,
     GroupLoss,
+    ListLoss,
     PaperInfoNCELoss,
     PaperLoss,
     PaperTripletLoss,
     PNALoss,
+    ScoredPairs,
     make_loss,
 )
 
@@ -175,6 +179,91 @@ def test_a_batch_without_siblings_is_no_error():
         assert torch.isfinite(loss(alone))
 
 
+def drift(batch):
+    own, other = [], []
+    for i, (first, _) in enumerate(SENTENCES):
+        for j, (second, _) in enumerate(SENTENCES):
+            if i != j:
+                now = dot(batch.sentences[i], batch.sentences[j])
+                before = dot(batch.base_sentences[i], batch.base_sentences[j])
+                (own if first == second else other).append((now - before) ** 2)
+    return sum(own) / len(own) + sum(other) / len(other)
+
+
+def test_the_bases_similarities_can_be_kept(batch):
+    generator = torch.Generator().manual_seed(1)
+    raw = torch.randn(len(SENTENCES), 12, generator=generator, dtype=torch.float64)
+    kept = replace(batch, base_sentences=torch.nn.functional.normalize(raw, dim=1))
+    value = GroupLoss(preserve=3)(kept)
+    assert value.item() == pytest.approx(GroupLoss()(batch).item() + 3 * drift(kept), abs=1e-5)
+    same = replace(batch, base_sentences=batch.sentences.detach())
+    assert GroupLoss(preserve=3)(same).item() == pytest.approx(GroupLoss()(batch).item(), abs=1e-9)
+    with pytest.raises(ValueError, match="needs the base's vectors"):
+        GroupLoss(preserve=3)(batch)
+
+
+# --- cross-encoders ---------------------------------------------------------------------------
+
+# (description, sentence, fits): one list without a positive, one sentence of one description only.
+PAIRS = [
+    *((0, 0, True), (0, 1, False), (0, 2, True), (0, -1, False)),
+    *((1, 0, False), (1, 1, True), (1, 2, False)),
+    *((2, 3, False), (2, -1, False)),
+]
+
+
+def list_loss(scores, weight):
+    def lists(number):
+        losses = []
+        for wanted in sorted({number(pair) for pair in PAIRS if number(pair) >= 0}):
+            pool = [i for i, pair in enumerate(PAIRS) if number(pair) == wanted]
+            good = [i for i in pool if PAIRS[i][2]]
+            if good:
+                total = sum(math.exp(scores[i]) for i in pool)
+                losses.append(-sum(math.log(math.exp(scores[i]) / total) for i in good) / len(good))
+        return sum(losses) / len(losses)
+
+    def each(fits):
+        chosen = [s for s, pair in zip(scores, PAIRS, strict=True) if pair[2] == fits]
+        sign = -1 if fits else 1
+        return sum(math.log(1 + math.exp(sign * s)) for s in chosen) / len(chosen)
+
+    both = lists(lambda p: p[0]) + lists(lambda p: p[1])
+    return both + weight * (each(True) + each(False))
+
+
+@pytest.mark.parametrize("weight", [0, 0.5, 2])
+def test_the_list_loss_equals_its_reference(weight):
+    scores = torch.randn(len(PAIRS), generator=torch.Generator().manual_seed(0)).double()
+    scores.requires_grad_()
+    rows, columns, fits = (torch.tensor(x) for x in zip(*PAIRS, strict=True))
+    value = ListLoss(weight)(ScoredPairs(scores, rows, columns, fits))
+    assert value.item() == pytest.approx(list_loss(scores.tolist(), weight), abs=1e-5)
+    value.backward()
+    assert torch.isfinite(scores.grad).all()
+    # A better score of what fits, and a worse one of what does not, lowers it.
+    listed = torch.tensor([pair[0] != 2 or weight > 0 for pair in PAIRS])
+    assert (scores.grad[fits & listed] < 0).all()
+    assert (scores.grad[~fits & listed] > 0).all()
+
+
+def test_a_batch_without_anything_that_fits_is_no_error():
+    scores = torch.zeros(2, requires_grad=True)
+    numbers = torch.tensor([0, 0])
+    pairs = ScoredPairs(scores, numbers, torch.tensor([-1, -1]), torch.tensor([False, False]))
+    ListLoss(pair_weight=0)(pairs).backward()
+    assert scores.grad.tolist() == [0, 0]
+
+
+def test_each_kind_has_its_losses():
+    loss = make_loss("list", {"pair_weight": 2}, LIST_LOSSES)
+    assert loss.get_config_dict() == {"pair_weight": 2}
+    with pytest.raises(ValueError, match="no loss 'group' for this kind; there are: list"):
+        make_loss("group", {}, LIST_LOSSES)
+    with pytest.raises(ValueError, match="pair_weight is -1"):
+        make_loss("list", {"pair_weight": -1}, LIST_LOSSES)
+
+
 @pytest.mark.parametrize("name", LOSSES)
 def test_losses_are_made_by_name(name):
     loss = make_loss(name, {})
@@ -185,10 +274,11 @@ def test_losses_are_made_by_name(name):
 @pytest.mark.parametrize(
     ("name", "settings", "match"),
     [
-        ("nonsense", {}, "no loss 'nonsense'; there are: paper-triplet"),
+        ("nonsense", {}, "no loss 'nonsense' for this kind; there are: paper-triplet"),
         ("group", {"heat": 1}, "unexpected keyword argument 'heat'"),
         ("group", {"temperature": 0}, "a temperature is 0"),
         ("group", {"group_weight": -1}, "group_weight is -1"),
+        ("group", {"preserve": -1}, "preserve is -1"),
         ("paper-triplet", {"margin": -1}, "margin is -1"),
         ("pna", {"positive_score": 0}, "positive_score is 0"),
     ],

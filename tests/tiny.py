@@ -32,6 +32,8 @@ from transformers import (
     PreTrainedTokenizerFast,
 )
 
+from descsim_tools.rerankers.cross_encoder import new_cross_encoder
+
 SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
 
 
@@ -47,7 +49,9 @@ def train_wordpiece(
         lines, trainers.WordPieceTrainer(vocab_size=2000, special_tokens=SPECIAL)
     )
     raw.post_processor = processors.TemplateProcessing(
-        single="[CLS] $A [SEP]", special_tokens=[("[CLS]", 2), ("[SEP]", 3)]
+        single="[CLS] $A [SEP]",
+        pair="[CLS] $A [SEP] $B:1 [SEP]:1",
+        special_tokens=[("[CLS]", 2), ("[SEP]", 3)],
     )
     tokenizer = PreTrainedTokenizerFast(
         tokenizer_object=raw,
@@ -142,6 +146,18 @@ def save_sentence_transformer(folder: Path, tokenizer, seed: int) -> None:
     SentenceTransformer(modules=modules, device="cpu").save_pretrained(
         str(folder), create_model_card=False
     )
+
+
+def save_cross_encoder(folder: Path, tokenizer, seed: int) -> None:
+    """A sentence-transformers cross-encoder of one label, of pairs of at most 64 tokens."""
+    plain = folder.parent / f"{folder.name}-plain"
+    save_transformer(plain, tokenizer, seed)
+    torch.manual_seed(seed)
+    model = new_cross_encoder(Transformer(str(plain)))
+    with torch.no_grad():
+        for parameter in model[2].parameters():  # random weights hardly move an untrained head
+            parameter.normal_()
+    model.save_pretrained(str(folder), create_model_card=False)
 
 
 # --- causal language models -------------------------------------------------------------------

@@ -16,13 +16,13 @@ from sentence_transformers.sentence_transformer.modules import Pooling
 from sentence_transformers.util import get_device_name
 from torch import nn
 
+from descsim_tools.calibration import Calibration
 from descsim_tools.encoders.delta import merge_delta, write_delta
 from descsim_tools.encoders.presets import BUNDLED
 from descsim_tools.encoders.weights import find_model, find_shipped
 from descsim_tools.errors import RerankerError
 from descsim_tools.quiet import quiet_loading
 from descsim_tools.rerankers.base import Reranker, Scores
-from descsim_tools.rerankers.calibration import Calibration
 
 logger = logging.getLogger(__name__)
 
@@ -106,6 +106,8 @@ class DescriptionCrossEncoder(Reranker):
         return self._score_many([(description, sentences)])[0]
 
     def _score_many(self, pairs: Sequence[tuple[str, Sequence[str]]]) -> list[Scores]:
+        for description, _ in pairs:
+            self._check_room(description)
         texts = [(description, s) for description, sentences in pairs for s in sentences]
         scores = np.empty(len(texts))
         # Sorted by length over all lists, so that little of a batch is padding.
@@ -116,6 +118,17 @@ class DescriptionCrossEncoder(Reranker):
                 scores[chosen] = self._logits([texts[i] for i in chosen])
         ends = np.cumsum([len(sentences) for _, sentences in pairs])[:-1]
         return list(np.split(scores, ends))
+
+    def _check_room(self, description: str) -> None:
+        limit = self.model.max_seq_length
+        if 4 * len(description) + 12 <= limit // 2:  # a token stands for at least one byte
+            return
+        tokens = len(self.model.tokenizer(description, verbose=False)["input_ids"])
+        if tokens > limit // 2:
+            raise RerankerError(
+                f"the description has {tokens} tokens, and {self.name} takes at most {limit // 2}, "
+                "half of what it reads; shorten it"
+            )
 
     def _logits(self, pairs: list[tuple[str, str]]) -> Any:
         return score_pairs(self.model, pairs).double().cpu().numpy()

@@ -6,7 +6,7 @@ import tomllib
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from descsim_tools.encoders import Pooling
 from descsim_tools.errors import DescsimError
@@ -121,6 +121,13 @@ class PairsConfig(_Section):
     mined: int = Field(default=2, ge=0)
     mined_by: str = "descsim-minilm"
     mined_ranks: tuple[int, int] = (5, 50)
+
+    @field_validator("mined_ranks")
+    @classmethod
+    def _rising(cls, ranks: tuple[int, int]) -> tuple[int, int]:
+        if not 1 <= ranks[0] <= ranks[1]:
+            raise ValueError(f"got {list(ranks)}, need two ranks from 1 up, the lower one first")
+        return ranks
 
 
 class TrainConfig(_Section):
