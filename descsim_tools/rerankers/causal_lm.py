@@ -163,6 +163,16 @@ class CausalLMScorer:
                     results[i] = row
         return results
 
+    def log_prob_sums(self, continuations: Sequence[Continuation]) -> torch.Tensor:
+        """Return the sums over each target, (n,) float64, with their graph: for training.
+
+        One forward pass, whose length the caller bounds; see `log_probs` for what may be given.
+        """
+        values = self._values(continuations, 0, None)
+        return torch.stack(
+            [part.sum() for part in values.split([len(c.target) for c in continuations])]
+        )
+
     def _batches(self, continuations: Sequence[Continuation]) -> Iterator[list[int]]:
         """Group by length, so that little is padded, within the room for logits."""
         budget = _MOST_LOGITS["cuda" if self.device.startswith("cuda") else "cpu"]
@@ -214,6 +224,14 @@ class CausalLMScorer:
     def _batch(
         self, batch: Sequence[Continuation], shared: int, start: DynamicCache | None
     ) -> list[LogProbs]:
+        values = self._values(batch, shared, start).cpu().numpy()
+        ends = np.cumsum([len(one.target) for one in batch])
+        return list(np.split(values, ends[:-1]))
+
+    def _values(
+        self, batch: Sequence[Continuation], shared: int, start: DynamicCache | None
+    ) -> torch.Tensor:
+        """Return the target tokens' log-probabilities, row after row."""
         # A target's last token is predicted, and never read.
         rows = [[*one.context[shared:], *one.target[:-1]] for one in batch]
         longest = max(map(len, rows))
@@ -229,9 +247,7 @@ class CausalLMScorer:
         wanted = wanted.to(self.device)
         logits = self._logits(ids.to(self.device), real.to(self.device), wanted, start)
         target = torch.tensor([token for one in batch for token in one.target], device=self.device)
-        values = _log_softmax_at(logits, target).cpu().numpy()
-        ends = np.cumsum([len(one.target) for one in batch])
-        return list(np.split(values, ends[:-1]))
+        return _log_softmax_at(logits, target)
 
     def _logits(
         self,

@@ -85,13 +85,15 @@ class DescriptionCrossEncoder(Reranker):
                 if source == SHIPPED:
                     model, folder = _shipped(device)
                 else:
-                    folder = _folder(source)
-                    model = CrossEncoder(str(folder), device=device, local_files_only=True)
+                    model = CrossEncoder(
+                        str(_model_folder(source)), device=device, local_files_only=True
+                    )
+                    folder = Path(source).expanduser()
         # Loading fails in many unrelated types: files, JSON, keys, shapes, devices.
         except Exception as error:
             if isinstance(error, RerankerError):
                 raise
-            reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+            reason = (str(error) or type(error).__name__).splitlines()[0].rstrip(".")
             raise RerankerError(
                 f"cannot load the cross-encoder {source!r} on {device}: {reason}. Name a folder "
                 "saved by `descsim train` or by sentence-transformers, or a hub id."
@@ -155,7 +157,7 @@ def score_pairs(model: CrossEncoder, pairs: list[tuple[str, str]]) -> torch.Tens
 def new_cross_encoder(transformer: Transformer, device: str = "cpu") -> CrossEncoder:
     """Put an untrained head, mean pooling and one linear layer, on a transformer."""
     dim = transformer.get_embedding_dimension()
-    transformer.max_seq_length = _LIMIT
+    transformer.max_seq_length = min(_LIMIT, transformer.model.config.max_position_embeddings)
     head = Dense(dim, 1, activation_function=nn.Identity(), module_output_name="scores")
     modules = [transformer, Pooling(dim, "mean"), head]
     return CrossEncoder(modules=modules, device=device, activation_fn=nn.Identity())
@@ -182,9 +184,9 @@ def _shipped(device: str) -> tuple[CrossEncoder, Path]:
     return read_small(folder, device), folder
 
 
-def _folder(source: str) -> Path:
-    folder = find_model(source)
-    return folder / "model" if (folder / "model" / "modules.json").is_file() else folder
+def _model_folder(source: str) -> Path:
+    trained = Path(source).expanduser() / "model"
+    return trained if (trained / "modules.json").is_file() else find_model(source)
 
 
 def _transformer(model: CrossEncoder) -> Transformer:

@@ -104,7 +104,7 @@ class TrainingConfig(_Section):
 
 
 class PairsConfig(_Section):
-    """Which (description, sentence) pairs a cross-encoder is trained on.
+    """Which (description, sentence) pairs a model that scores them is trained on.
 
     Attributes:
         sentences_per_group: Drawn each time, spread over the clusters, at least one of each; every
@@ -114,6 +114,7 @@ class PairsConfig(_Section):
         mined_by: Preset or folder of an encoder.
         mined_ranks: First and last rank to draw them from. The very first are left out, since a
             sentence of another group may fit by chance.
+        prompt: Of a causal language model, a name or template of `descsim rerank prompts`.
     """
 
     sentences_per_group: int = Field(default=4, ge=2)
@@ -121,6 +122,7 @@ class PairsConfig(_Section):
     mined: int = Field(default=2, ge=0)
     mined_by: str = "descsim-minilm"
     mined_ranks: tuple[int, int] = (5, 50)
+    prompt: str = "describe-abstract"
 
     @field_validator("mined_ranks")
     @classmethod
@@ -135,16 +137,17 @@ class TrainConfig(_Section):
 
     Attributes:
         name: Of the trained encoder.
-        kind: `encoder` (a pair or one shared) or `cross-encoder`, which scores pairs of texts.
+        kind: `encoder` (a pair or one shared); `cross-encoder`, which scores pairs of texts; or
+            `causal-lm`, a language model for the log-probability reranker, which scores pairs too.
         data: Files.
         model: What is trained.
         loss: What is minimised.
         training: How.
-        pairs: Of a cross-encoder.
+        pairs: Of the kinds that score pairs.
     """
 
     name: str
-    kind: Literal["encoder", "cross-encoder"] = "encoder"
+    kind: Literal["encoder", "cross-encoder", "causal-lm"] = "encoder"
     data: DataConfig
     model: ModelConfig = ModelConfig()
     loss: LossConfig = LossConfig()

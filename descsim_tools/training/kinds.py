@@ -17,6 +17,10 @@ def run(config: TrainConfig, folder: str | Path, *, progress: bool = False) -> T
         from descsim_tools.training.cross_encoder import train_cross_encoder
 
         return train_cross_encoder(config, folder, progress=progress)
+    if config.kind == "causal-lm":
+        from descsim_tools.training.causal_lm import train_causal_lm
+
+        return train_causal_lm(config, folder, progress=progress)
     from descsim_tools.training.trainer import train
 
     return train(config, folder, progress=progress)

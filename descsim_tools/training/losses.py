@@ -316,17 +316,22 @@ class ListLoss(nn.Module):
 
     Args:
         pair_weight: 0 leaves the last term out.
+        both_ways: Whether columns count. They should not where a score depends on the description
+            alone too, as a log-probability does on its length.
     """
 
-    def __init__(self, pair_weight: float = 0.5) -> None:
+    def __init__(self, pair_weight: float = 0.5, both_ways: bool = True) -> None:
         super().__init__()
+        self.both_ways = both_ways
         if pair_weight < 0:
             raise ValueError(f"pair_weight is {pair_weight}, need 0 or more")
         self.pair_weight = pair_weight
 
     def forward(self, pairs: ScoredPairs) -> Tensor:
         """Return the loss, a scalar."""
-        loss = self._lists(pairs, pairs.rows) + self._lists(pairs, pairs.columns)
+        loss = self._lists(pairs, pairs.rows)
+        if self.both_ways:
+            loss = loss + self._lists(pairs, pairs.columns)
         if self.pair_weight:
             each = nn.functional.binary_cross_entropy_with_logits(
                 pairs.scores, pairs.fits.to(pairs.scores.dtype), reduction="none"
@@ -349,7 +354,7 @@ class ListLoss(nn.Module):
 
     def get_config_dict(self) -> dict[str, Any]:
         """Return the settings."""
-        return {"pair_weight": self.pair_weight}
+        return {"pair_weight": self.pair_weight, "both_ways": self.both_ways}
 
 
 LOSSES: dict[str, type[nn.Module]] = {
@@ -361,7 +366,7 @@ LOSSES: dict[str, type[nn.Module]] = {
 }
 
 LIST_LOSSES: dict[str, type[nn.Module]] = {"list": ListLoss}
-"""For cross-encoders."""
+"""For models that score pairs."""
 
 
 def make_loss(

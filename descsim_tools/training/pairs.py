@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+import logging
 import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
 
+from descsim_tools.encoders import DescriptionEncoder
 from descsim_tools.evaluation.protocol import EncodesBoth
 from descsim_tools.training.config import PairsConfig
 from descsim_tools.training.data import Group
+from descsim_tools.training.losses import ScoredPairs
+
+logger = logging.getLogger(__name__)
 
 _ROWS_AT_ONCE = 512
 
@@ -33,6 +41,11 @@ class PairBatch:
         self.rows.append(row)
         self.columns.append(column)
         self.fits.append(fits)
+
+    def scored(self, scores: Tensor) -> ScoredPairs:
+        """Join the pairs' (n,) scores with what is known of them, for a loss."""
+        numbers = (torch.tensor(n, device=scores.device) for n in (self.rows, self.columns))
+        return ScoredPairs(scores, *numbers, torch.tensor(self.fits, device=scores.device))
 
 
 def draw_pairs(
@@ -102,3 +115,30 @@ def mine(
 
 def _sample(drawn: random.Random, texts: Sequence[str], count: int) -> list[str]:
     return drawn.sample(texts, min(count, len(texts)))
+
+
+def mined_for(settings: PairsConfig, groups: Sequence[Group], *, progress: bool) -> Mined:
+    """Mine negatives as configured; nothing is loaded if none are wanted.
+
+    Raises:
+        EncoderError: The encoder that mines cannot be loaded.
+    """
+    if not settings.mined:
+        return {}
+    logger.info("mining negatives by %s", settings.mined_by)
+    encoder = DescriptionEncoder.load(settings.mined_by)
+    return mine(groups, _Showing(encoder, progress), settings.mined_ranks)
+
+
+class _Showing:
+    """An encoder that shows a bar."""
+
+    def __init__(self, encoder: DescriptionEncoder, progress: bool) -> None:
+        self.encoder = encoder
+        self.progress = progress
+
+    def encode_descriptions(self, texts: Sequence[str], /) -> NDArray[np.float32]:
+        return self.encoder.encode_descriptions(texts, show_progress=self.progress)
+
+    def encode_sentences(self, texts: Sequence[str], /) -> NDArray[np.float32]:
+        return self.encoder.encode_sentences(texts, show_progress=self.progress)

@@ -10,8 +10,9 @@ import random
 import re
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +42,7 @@ from descsim_tools.training.config import ConfigError, ModelConfig, TrainConfig,
 from descsim_tools.training.data import Group, read_groups
 from descsim_tools.training.dev import DevMeasure
 from descsim_tools.training.losses import EmbeddedBatch, make_loss
+from descsim_tools.training.parallel import Passes
 from descsim_tools.training.plots import plot_history
 
 logger = logging.getLogger(__name__)
@@ -123,7 +125,7 @@ class TrainedPair(nn.Module):
         self.model = model
         self.loss = loss
         self.settings = settings
-        self.bf16 = precision_of(settings) == "bf16"
+        self._passes = Passes(model, lambda: precise(settings, model))
         # In a list, so that it is no part of this module's parameters and checkpoints.
         wanted = getattr(loss, "preserve", 0) > 0
         self._base = [copy.deepcopy(model).eval().requires_grad_(False)] if wanted else []
@@ -172,39 +174,51 @@ class TrainedPair(nn.Module):
         """
         order = sorted(range(len(texts)), key=lambda i: len(texts[i]))
         lengths = [len(texts[i]) for i in order]
-        parts, start = [], 0
         device = next(self.model.parameters()).device
         prompt = self.model.prompts.get(side) or None
-        # One context for all passes, since each new one converts the weights again.
-        with torch.autocast(device.type, torch.bfloat16) if self.bf16 else nullcontext():
-            while start < len(order):
-                size = fitting(lengths, start, self.settings.tokens_per_pass)
-                chosen = [texts[i] for i in order[start : start + size]]
-                features = self.model.preprocess(chosen, prompt=prompt, task=side)
-                moved = {
-                    k: v.to(device) if isinstance(v, Tensor) else v for k, v in features.items()
-                }
-                parts.append(self.model(moved, task=side)["sentence_embedding"].float())
-                start += size
-        back = torch.empty(len(order), dtype=torch.long)
-        back[torch.tensor(order)] = torch.arange(len(order))
-        return nn.functional.normalize(torch.cat(parts)[back.to(device)], dim=1)
+
+        def read(chosen: list[str]) -> Tensor:
+            features = self.model.preprocess(chosen, prompt=prompt, task=side)
+            moved = {k: v.to(device) if isinstance(v, Tensor) else v for k, v in features.items()}
+            vectors: Tensor = self.model(moved, task=side)["sentence_embedding"].float()
+            return vectors
+
+        spans = passes_of(lengths, self.settings.tokens_per_pass)
+        joined = self._passes([partial(read, [texts[i] for i in order[a:b]]) for a, b in spans])
+        return nn.functional.normalize(joined[back_from(order).to(device)], dim=1)
 
 
-def fitting(lengths: Sequence[int], start: int, tokens: int) -> int:
-    """How many texts from `start` fit a pass.
+def passes_of(lengths: Sequence[int], tokens: int) -> list[tuple[int, int]]:
+    """Cut a batch into passes.
 
     Args:
-        lengths: In characters, ascending; a token has about four.
-        start: Of the pass.
-        tokens: Most of a pass, padding included.
+        lengths: Of the texts in characters, ascending; a token has about four.
+        tokens: Most of a pass, padding included; a longer text has a pass of its own.
+
+    Returns:
+        (start, end) of each pass.
     """
-    size = 1
-    while start + size < len(lengths):
-        if (size + 1) * (lengths[start + size] // 4 + 8) > tokens:
-            break
-        size += 1
-    return size
+    spans, start = [], 0
+    for end in range(1, len(lengths) + 1):
+        if end == len(lengths) or (end + 1 - start) * (lengths[end] // 4 + 8) > tokens:
+            spans.append((start, end))
+            start = end
+    return spans
+
+
+def back_from(order: Sequence[int]) -> Tensor:
+    """Return where each item went, (n,) int: what undoes a reordering."""
+    back = torch.empty(len(order), dtype=torch.long)
+    back[torch.tensor(order, dtype=torch.long)] = torch.arange(len(order))
+    return back
+
+
+def precise(settings: TrainingConfig, model: nn.Module) -> AbstractContextManager[Any]:
+    """Return a context that computes in the precision asked for."""
+    device = next(model.parameters()).device.type
+    if precision_of(settings) == "bf16":
+        return torch.autocast(device, torch.bfloat16)
+    return nullcontext()
 
 
 class _Encodes:
@@ -305,7 +319,7 @@ def _train_seed(
 ) -> tuple[SentenceTransformer, dict[str, float], float]:
     torch.manual_seed(config.training.seed)
     model = build_model(_spec(config.model, config.name))
-    plain_attention(model)
+    make_ready(model)
     choose_trained(model, config.model)
     trained = TrainedPair(model, make_loss(config.loss.name, config.loss.settings), config.training)
     metrics, epoch = fit(
@@ -369,10 +383,17 @@ def fit(
     return kept.get("metrics", {}), float(kept.get("epoch", config.training.epochs))
 
 
-def plain_attention(model: nn.Module) -> None:
-    """Set the form of attention that is fastest for short texts, and in bf16 on a CPU by far."""
+def make_ready(model: nn.Module) -> None:
+    """Set the form of attention that is fastest for short texts, and turn dropout off.
+
+    Dropout is drawn by one thread, which takes a fifth of the time on a CPU, and in an order that
+    depends on which thread is faster.
+    """
     for module in _transformers(model):
         module.model.set_attn_implementation("eager")
+    for module in model.modules():
+        if isinstance(module, nn.Dropout):
+            module.p = 0.0
 
 
 def write_result(config: TrainConfig, result: TrainResult, folder: Path) -> None:
