@@ -11,10 +11,9 @@ import numpy as np
 
 from descsim_tools.calibration import Calibration
 from descsim_tools.encoders import DescriptionEncoder
-from descsim_tools.encoders.weights import find_shipped
 from descsim_tools.errors import RerankerError
 from descsim_tools.rerankers.base import Reranker, Scores, retrieval_score
-from descsim_tools.rerankers.cross_encoder import SHIPPED, DescriptionCrossEncoder
+from descsim_tools.rerankers.cross_encoder import DescriptionCrossEncoder, shipped_folder
 from descsim_tools.types import Hit
 
 COMBINATION = "combination.json"
@@ -90,7 +89,7 @@ class CombinedReranker(Reranker):
         Raises:
             RerankerError: It is missing, or the cross-encoder cannot be loaded.
         """
-        folder = Path(source) if source else find_shipped(f"{SHIPPED}/{COMBINATION}").parent
+        folder = Path(source).expanduser() if source else shipped_folder()
         combination = Combination.load(folder / COMBINATION)
         return cls(DescriptionCrossEncoder.load(source, device=device), combination)
 

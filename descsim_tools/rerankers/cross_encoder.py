@@ -19,7 +19,7 @@ from torch import nn
 from descsim_tools.calibration import Calibration
 from descsim_tools.encoders.delta import merge_delta, write_delta
 from descsim_tools.encoders.presets import BUNDLED
-from descsim_tools.encoders.weights import find_model, find_shipped
+from descsim_tools.encoders.weights import find_model
 from descsim_tools.errors import RerankerError
 from descsim_tools.quiet import quiet_loading
 from descsim_tools.rerankers.base import Reranker, Scores
@@ -180,8 +180,24 @@ def read_small(folder: Path, device: str = "cpu") -> CrossEncoder:
 
 
 def _shipped(device: str) -> tuple[CrossEncoder, Path]:
-    folder = find_shipped(f"{SHIPPED}/{DELTA}").parent
+    folder = shipped_folder()
     return read_small(folder, device), folder
+
+
+def shipped_folder() -> Path:
+    """Return the folder of the cross-encoder that comes with the package.
+
+    Raises:
+        RerankerError: The installation lacks it.
+    """
+    folder = Path(__file__).parent / "shipped" / SHIPPED
+    missing = [n for n in (DELTA, HEAD, CALIBRATION) if not (folder / n).is_file()]
+    if missing:
+        raise RerankerError(
+            f"the package's files {', '.join(missing)} of {SHIPPED} are missing; install "
+            "descsim-tools again"
+        )
+    return folder
 
 
 def _model_folder(source: str) -> Path:
