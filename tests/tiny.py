@@ -61,6 +61,7 @@ def train_wordpiece(
         cls_token="[CLS]",
         sep_token="[SEP]",
         mask_token="[MASK]",
+        model_input_names=["input_ids", "token_type_ids", "attention_mask"],
     )
     tokenizer.save_pretrained(folder)
     return tokenizer

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,7 +13,6 @@ import torch
 from safetensors.torch import load_file, save_file
 from sentence_transformers import CrossEncoder
 from sentence_transformers.base.modules import Dense, Transformer
-from sentence_transformers.sentence_transformer.modules import Pooling
 from sentence_transformers.util import get_device_name
 from torch import nn
 
@@ -23,6 +23,7 @@ from descsim_tools.encoders.weights import find_model
 from descsim_tools.errors import RerankerError
 from descsim_tools.quiet import quiet_loading
 from descsim_tools.rerankers.base import Reranker, Scores
+from descsim_tools.rerankers.segments import SegmentPooling, similarity_head
 
 logger = logging.getLogger(__name__)
 
@@ -85,9 +86,7 @@ class DescriptionCrossEncoder(Reranker):
                 if source == SHIPPED:
                     model, folder = _shipped(device)
                 else:
-                    model = CrossEncoder(
-                        str(_model_folder(source)), device=device, local_files_only=True
-                    )
+                    model = _load(_model_folder(source), device)
                     folder = Path(source).expanduser()
         # Loading fails in many unrelated types: files, JSON, keys, shapes, devices.
         except Exception as error:
@@ -155,11 +154,10 @@ def score_pairs(model: CrossEncoder, pairs: list[tuple[str, str]]) -> torch.Tens
 
 
 def new_cross_encoder(transformer: Transformer, device: str = "cpu") -> CrossEncoder:
-    """Put an untrained head, mean pooling and one linear layer, on a transformer."""
+    """Put an untrained head on a transformer: at first it ranks by the cosine of the two texts."""
     dim = transformer.get_embedding_dimension()
     transformer.max_seq_length = min(_LIMIT, transformer.model.config.max_position_embeddings)
-    head = Dense(dim, 1, activation_function=nn.Identity(), module_output_name="scores")
-    modules = [transformer, Pooling(dim, "mean"), head]
+    modules = [transformer, SegmentPooling(dim), similarity_head(dim)]
     return CrossEncoder(modules=modules, device=device, activation_fn=nn.Identity())
 
 
@@ -198,6 +196,31 @@ def shipped_folder() -> Path:
             "descsim-tools again"
         )
     return folder
+
+
+def _load(folder: Path, device: str) -> CrossEncoder:
+    """Load a saved model; one with our own pooling is put together from its parts.
+
+    sentence-transformers imports modules that are not its own only if all code that a folder names
+    is trusted, which is more than ours needs.
+    """
+    listed = folder / "modules.json"
+    parts = json.loads(listed.read_text(encoding="utf-8")) if listed.is_file() else []
+    ours = f"{SegmentPooling.__module__}.{SegmentPooling.__qualname__}"
+    if ours not in [part["type"] for part in parts]:
+        return CrossEncoder(str(folder), device=device, local_files_only=True)
+    classes = {
+        "Transformer": Transformer,
+        "SegmentPooling": SegmentPooling,
+        "Dense": Dense,
+    }
+    modules = [
+        classes[part["type"].rsplit(".", 1)[1]].load(
+            str(folder), subfolder=part["path"], local_files_only=True
+        )
+        for part in parts
+    ]
+    return CrossEncoder(modules=modules, device=device, activation_fn=nn.Identity())
 
 
 def _model_folder(source: str) -> Path:
