@@ -37,8 +37,9 @@ def train() -> None:
 def run(config: Path, out: Path, as_json: bool) -> None:
     """Train as the TOML file CONFIG says.
 
-    A run that was broken off goes on when the same command is given again. The trained encoder is
-    in OUT/model: a folder that every --encoder option takes.
+    An encoder's run that was broken off goes on when the same command is given again; that of maps,
+    which takes minutes, starts over. What was trained is in OUT/model: a folder that every
+    --encoder option takes.
 
     \b
     Example:
@@ -47,9 +48,9 @@ def run(config: Path, out: Path, as_json: bool) -> None:
     from descsim_tools.training.config import load_config
 
     settings = load_config(config)
-    from descsim_tools.training.trainer import train as train_encoder
+    from descsim_tools.training.kinds import run as train_kind
 
-    result = train_encoder(settings, out, progress=True)
+    result = train_kind(settings, out, progress=True)
     if as_json:
         click.echo((out / "result.json").read_text(encoding="utf-8").rstrip())
         return

@@ -6,7 +6,7 @@ import tomllib
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from descsim_tools.encoders import Pooling
 from descsim_tools.errors import DescsimError
@@ -103,22 +103,57 @@ class TrainingConfig(_Section):
     average: int = Field(default=1, ge=1)
 
 
+class MapsConfig(_Section):
+    """What only the kind `maps` has.
+
+    Attributes:
+        sides: `both`, or `description` to leave the sentences' vectors as the base gives them.
+        dev_every: Epochs between two measurements of the dev files.
+    """
+
+    sides: Literal["both", "description"] = "both"
+    dev_every: int = Field(default=5, ge=1)
+
+
+_ENCODER_ONLY = {
+    "model": ModelConfig.model_fields.keys() - {"base", "pooling"},
+    "training": {"accumulate", "tokens_per_pass", "precision", "average"},
+}
+"""Settings, by section, that have no meaning where the encoder itself stays as it is."""
+
+
 class TrainConfig(_Section):
     """One training run.
 
     Attributes:
-        name: Of the trained encoder.
+        name: Of what is trained.
+        kind: `encoder` trains an encoder's weights, `maps` linear maps over its vectors.
         data: Files.
         model: What is trained.
         loss: What is minimised.
         training: How.
+        maps: For the kind `maps`.
     """
 
     name: str
+    kind: Literal["encoder", "maps"] = "encoder"
     data: DataConfig
     model: ModelConfig = ModelConfig()
     loss: LossConfig = LossConfig()
     training: TrainingConfig = TrainingConfig()
+    maps: MapsConfig = MapsConfig()
+
+    @model_validator(mode="after")
+    def _without_effect(self) -> TrainConfig:
+        """Refuse settings that the kind does not read."""
+        if self.kind == "encoder" and "maps" in self.model_fields_set:
+            raise ValueError('a table [maps] needs kind = "maps"')
+        if self.kind == "maps":
+            for section, names in _ENCODER_ONLY.items():
+                unused = sorted(getattr(self, section).model_fields_set & names)
+                if unused:
+                    raise ValueError(f'kind = "maps" has no use for {section}.{", ".join(unused)}')
+        return self
 
 
 def load_config(path: str | Path) -> TrainConfig:

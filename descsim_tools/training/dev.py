@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from descsim_tools.encoders.encoder import Side
 from descsim_tools.evaluation.protocol import (
@@ -22,11 +23,16 @@ from descsim_tools.lines import read_json_lines
 from descsim_tools.training.config import TrainConfig
 from descsim_tools.training.data import Group, read_groups
 
-if TYPE_CHECKING:
-    from descsim_tools.training.trainer import TrainedPair
-
 _PASS = 256
 _JUDGED_BY = ("precision@5", "precision@10", "group_accuracy")
+
+
+class Embeds(Protocol):
+    """What can be measured: both sides in training."""
+
+    def embed(self, texts: list[str], side: Side) -> Tensor:
+        """Return (n, dim) float32 vectors of length 1."""
+        ...
 
 
 class DevMeasure:
@@ -44,7 +50,7 @@ class DevMeasure:
             name = path.name.split(".")[0]
             self.files[name] = read_groups(path) if _holds_groups(path) else read_items(path)
 
-    def __call__(self, trained: TrainedPair) -> dict[str, float]:
+    def __call__(self, trained: Embeds) -> dict[str, float]:
         """Return all figures, and as `score` the mean over the files of what each is judged by.
 
         That is the mean of precision@5 and @10 (where the queries have as many good sentences) or
@@ -52,6 +58,19 @@ class DevMeasure:
         """
         with torch.no_grad():
             return self._figures(EncoderScore(_Encodes(trained)))
+
+    def texts(self) -> tuple[list[str], list[str]]:
+        """Return the descriptions and the sentences of all files."""
+        descriptions: list[str] = []
+        sentences: list[str] = []
+        for item in (item for content in self.files.values() for item in content):
+            if isinstance(item, EvalItem):
+                descriptions.append(item.description)
+                sentences += [*item.good, *item.bad]
+            else:
+                descriptions += [d for cluster in item.clusters for d in cluster.descriptions]
+                sentences += [s for cluster in item.clusters for s in cluster.sentences]
+        return descriptions, sentences
 
     def _figures(self, score: EncoderScore) -> dict[str, float]:
         figures: dict[str, float] = {}
@@ -73,7 +92,7 @@ def _holds_groups(path: Path) -> bool:
 
 
 class _Encodes:
-    def __init__(self, trained: TrainedPair) -> None:
+    def __init__(self, trained: Embeds) -> None:
         self.trained = trained
 
     def encode_descriptions(self, texts: Sequence[str], /) -> NDArray[np.float32]:

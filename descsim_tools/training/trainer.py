@@ -47,9 +47,10 @@ class TrainResult:
     """What a run gave.
 
     Attributes:
-        folder: Holds `model/` (a sentence-transformers folder), `delta.safetensors` (see
-            `descsim_tools.encoders.delta`; not for `shared`), `log.csv`, `curve.png` and
-            `result.json`.
+        folder: Holds `model/` (a sentence-transformers folder), what it adds to its base
+            (`delta.safetensors`, see `descsim_tools.encoders.delta`, but not for `shared`; or
+            `description-map.safetensors` and `sentence-map.safetensors`, see
+            `descsim_tools.encoders.maps`), `log.csv`, `curve.png` and `result.json`.
         metrics: Dev figures of the kept checkpoint.
         epoch: That it was taken after.
         groups: Trained on.
@@ -188,21 +189,31 @@ def train(config: TrainConfig, folder: str | Path, *, progress: bool = False) ->
         EncoderError: The base cannot be loaded.
     """
     require("accelerate", "train")
-    folder = Path(folder)
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise ConfigError(f"cannot make the folder {folder}: {error.strerror}") from error
+    folder = make_folder(folder)
     started = time.perf_counter()
-    groups = _groups(config)
+    groups = training_groups(config)
     measure = DevMeasure(config)
     run = _train_average if config.training.average > 1 else _train_seed
     model, metrics, epoch = run(config, groups, measure, folder, progress=progress)
     _write(_spec(config.model, config.name), model, folder)
     seconds = time.perf_counter() - started
     result = TrainResult(str(folder), metrics, epoch, len(groups), seconds)
-    _write_result(config, result, folder)
+    write_result(config, result, folder)
     return result
+
+
+def make_folder(folder: str | Path) -> Path:
+    """Make the folder of a run.
+
+    Raises:
+        ConfigError: It cannot be made.
+    """
+    folder = Path(folder)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"cannot make the folder {folder}: {error.strerror}") from error
+    return folder
 
 
 def _train_average(
@@ -266,12 +277,12 @@ def _train_seed(
         logger.info("going on from %s", checkpoint)
     trainer.train(resume_from_checkpoint=checkpoint)
     _merge_adapters(model)
-    _write_log(trainer.state.log_history, folder)
+    write_log(trainer.state.log_history, folder)
     kept = _kept(trainer)
     return model, kept.get("metrics", {}), float(kept.get("epoch", config.training.epochs))
 
 
-def _write_result(config: TrainConfig, result: TrainResult, folder: Path) -> None:
+def write_result(config: TrainConfig, result: TrainResult, folder: Path) -> None:
     """Write configuration and figures, without a path of this machine."""
     content = {"config": json.loads(config.model_dump_json()), **asdict(result)}
     del content["folder"]
@@ -385,7 +396,12 @@ def _spec(settings: ModelConfig, name: str) -> EncoderSpec:
     )
 
 
-def _groups(config: TrainConfig) -> list[Group]:
+def training_groups(config: TrainConfig) -> list[Group]:
+    """Read what is trained on.
+
+    Raises:
+        CorpusError: A file is missing or malformed, or there are too few groups for a batch.
+    """
     groups = [group for file in config.data.train for group in read_groups(file)]
     kept = [g for g in groups if not g.id.startswith(tuple(config.data.leave_out))]
     if not config.data.leave_out:
@@ -475,7 +491,7 @@ def _write(spec: EncoderSpec, model: SentenceTransformer, folder: Path) -> None:
     write_delta(transformer_of(base, "document").model, sides, folder / "delta.safetensors")
 
 
-def _write_log(history: list[dict[str, Any]], folder: Path) -> None:
+def write_log(history: list[dict[str, Any]], folder: Path) -> None:
     """Write losses and dev figures as a table and a plot."""
     names = sorted({name for entry in history for name in entry} - {"epoch", "step"})
     with (folder / "log.csv").open("w", newline="", encoding="utf-8") as file:
