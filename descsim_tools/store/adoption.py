@@ -327,7 +327,7 @@ def _sample(found: chromadb.Collection) -> list[_Row]:
     return list(chosen.values())
 
 
-def _page(found: chromadb.Collection, offset: int, limit: int = _PAGE) -> list[_Row]:
+def _page(found: chromadb.Collection, offset: int, limit: int) -> list[_Row]:
     rows = found.get(limit=limit, offset=offset, include=["documents", "metadatas", "embeddings"])
     if not rows["ids"]:
         return []
@@ -348,7 +348,7 @@ def _pages(found: chromadb.Collection, label: str, *, progress: bool) -> Iterato
     offsets = range(0, found.count(), _PAGE)
     console = Console(stderr=True)
     for offset in track(offsets, label, console=console, disable=not progress):
-        yield _page(found, offset)
+        yield _page(found, offset, _PAGE)
 
 
 def _look_through(

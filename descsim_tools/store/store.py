@@ -57,7 +57,7 @@ class Store:
         self._client: Client | None = client
         self._collection = client.get_collection(collection, embedding_function=None)
         self.manifest = Manifest.from_metadata(self._collection.metadata, location)
-        check_space(self._collection.configuration, location, self.manifest.space)
+        check_space(self._collection.configuration_json, location, self.manifest.space)
         self._seen = self._stamp()
         # Not one lock a thread: a fill reads in one thread and writes in another.
         lock = None if _is_url(location) else Path(location) / _LOCK
