@@ -12,10 +12,12 @@ from typing import TYPE_CHECKING, Any
 import click
 
 import descsim_tools
+from descsim_tools.cli.adoption import adopt, migrate
 from descsim_tools.cli.bench import bench as bench_commands
 from descsim_tools.cli.data import data, generate
 from descsim_tools.cli.evaluate import evaluate
 from descsim_tools.cli.rerank import rerank as rerank_commands
+from descsim_tools.cli.tables import literal, show
 from descsim_tools.cli.training import stats, train
 from descsim_tools.errors import DescsimError
 
@@ -25,7 +27,6 @@ if TYPE_CHECKING:
     from descsim_tools.types import Hit
 
 _CONTEXT = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
-_SHOWN = 1000
 _POOLINGS = ["mean", "mean-without-first", "weighted-mean", "cls", "last-token"]
 
 
@@ -276,6 +277,7 @@ def info(store: str, collection: str, as_json: bool) -> None:
             "sides": manifest.sides,
             "dimensions": manifest.dim,
             "fingerprint": manifest.fingerprint,
+            "space": manifest.space,
             "collection": opened.name,
             "made by": f"descsim-tools {manifest.descsim_version}",
             "made with chromadb": manifest.chromadb_version,
@@ -288,8 +290,8 @@ def info(store: str, collection: str, as_json: bool) -> None:
 
     table = Table(show_header=False, box=None)
     for key, value in facts.items():
-        table.add_row(key, _literal(value))
-    _print(table)
+        table.add_row(key, literal(value))
+    show(table)
 
 
 @cli.command()
@@ -321,11 +323,13 @@ def encoders(as_json: bool) -> None:
     for row in rows:
         name = f"{row['name']} (default)" if row["default"] else str(row["name"])
         table.add_row(
-            name, "nothing more" if row["bundled"] else "the hub", _literal(row["summary"])
+            name, "nothing more" if row["bundled"] else "the hub", literal(row["summary"])
         )
-    _print(table)
+    show(table)
 
 
+cli.add_command(adopt)
+cli.add_command(migrate)
 cli.add_command(train)
 cli.add_command(generate)
 cli.add_command(data)
@@ -451,7 +455,7 @@ def _parsed_where(where: str | None) -> dict[str, Any] | None:
 def _show_report(report: FillReport) -> None:
     from rich.table import Table
 
-    table = Table(show_header=False, box=None, title=_literal(f"{report.corpus} -> {report.store}"))
+    table = Table(show_header=False, box=None, title=literal(f"{report.corpus} -> {report.store}"))
     table.add_column()
     table.add_column(justify="right")
     counts = [
@@ -473,7 +477,7 @@ def _show_report(report: FillReport) -> None:
     table.add_row("time", f"{report.seconds:.1f} s")
     table.add_row("encoded a second", f"{report.sentences_per_second:,.0f}")
     table.add_row("peak memory", f"{report.peak_memory_mb:,.0f} MB")
-    _print(table)
+    show(table)
     for entry in report.first_rejects[:5]:
         click.echo(f"set aside: row {entry['row']}: {entry['reason']}", err=True)
     if report.rejects:
@@ -498,23 +502,6 @@ def _show_hits(hits: list[Hit]) -> None:
     for hit in hits:
         shown = "" if hit.probability is None else f"{hit.probability:.2f}"
         table.add_row(
-            str(hit.rank), f"{hit.score:.3f}", *([shown] if probable else []), _literal(hit.text)
+            str(hit.rank), f"{hit.score:.3f}", *([shown] if probable else []), literal(hit.text)
         )
-    _print(table)
-
-
-def _literal(text: object) -> Any:
-    """Make text of a corpus fit to be shown: no markup, and no character that steers a terminal."""
-    from rich.text import Text
-
-    shown = " ".join(str(text).split())
-    if len(shown) > _SHOWN:
-        shown = f"{shown[:_SHOWN]}... ({len(shown):,} characters)"
-    visible = (c if c.isprintable() else c.encode("unicode_escape").decode() for c in shown)
-    return Text("".join(visible), overflow="fold")
-
-
-def _print(table: Any) -> None:
-    from rich.console import Console
-
-    Console().print(table)
+    show(table)

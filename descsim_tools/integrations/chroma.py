@@ -187,12 +187,12 @@ def open_collection(
 
     Raises:
         StoreError: The collection does not say by which encoder it was filled, it was another, or
-            its space is not cosine.
+            its space is not what it should be.
         EncoderError: The encoder cannot be loaded.
     """
     bare = client.get_collection(name, embedding_function=None)
-    check_space(bare.configuration_json, repr(name))
-    filled_by, fingerprint = _filled_by(bare)
+    filled_by, fingerprint, space = _filled_by(bare)
+    check_space(bare.configuration_json, repr(name), space)
     function = DescriptionEmbeddingFunction(encoder or filled_by, device=device)
     if encoder is None:
         function._fingerprint = fingerprint
@@ -202,12 +202,15 @@ def open_collection(
             f"{fingerprint[:12]}), not with {function.encoder.spec.name!r} "
             f"({function.encoder.fingerprint[:12]}); open it with that encoder"
         )
-    return client.get_collection(name, embedding_function=cast("EmbeddingFunction[Any]", function))
+    # Not by `get_collection`, which insists on the function that an adopted collection was made
+    # with.
+    bare._embedding_function = cast("EmbeddingFunction[Any]", function)
+    return bare
 
 
-def _filled_by(collection: Collection) -> tuple[str, str]:
+def _filled_by(collection: Collection) -> tuple[str, str, str]:
     kept = collection.configuration_json.get("embedding_function") or {}
     if kept.get("name") == DescriptionEmbeddingFunction.name():
-        return kept["config"]["encoder"], kept["config"]["fingerprint"]
+        return kept["config"]["encoder"], kept["config"]["fingerprint"], "cosine"
     manifest = Manifest.from_metadata(collection.metadata, repr(collection.name))
-    return manifest.encoder, manifest.fingerprint
+    return manifest.encoder, manifest.fingerprint, manifest.space

@@ -56,6 +56,7 @@ from descsim_tools.integrations.tooling import (
 from descsim_tools.search import DescriptionIndex
 from descsim_tools.store import DEFAULT_COLLECTION, EncoderLike, Store
 from descsim_tools.store.metadata import decode_metadata, encode_metadata
+from descsim_tools.store.store import cosine_of, space_of
 from descsim_tools.types import Hit
 
 __all__ = [
@@ -332,7 +333,9 @@ class DescriptionVectorStore(ChromaVectorStore):
         """Return the nearest nodes with their cosine similarity."""
         found = super().query(query, **kwargs)
         if found.similarities is not None:
-            found.similarities = [1.0 + math.log(score) for score in found.similarities]
+            # LlamaIndex gives exp(-distance).
+            space = space_of(self._collection.configuration_json)
+            found.similarities = [cosine_of(-math.log(s), space) for s in found.similarities]
         found.nodes = [_restored(node) for node in found.nodes or []]
         return found
 

@@ -28,6 +28,7 @@ class Manifest:
         chromadb_version: That created the store.
         descsim_version: That created the store.
         format_version: Of this record.
+        space: By which Chroma measures: `cosine`, or `l2` or `ip` in an adopted collection.
     """
 
     encoder: str
@@ -37,10 +38,11 @@ class Manifest:
     chromadb_version: str
     descsim_version: str
     format_version: int = FORMAT_VERSION
+    space: str = "cosine"
 
     @classmethod
-    def of(cls, encoder: DescriptionEncoder) -> Manifest:
-        """Describe a store that this encoder is about to fill."""
+    def of(cls, encoder: DescriptionEncoder, space: str = "cosine") -> Manifest:
+        """Describe a store that this encoder is about to fill, or whose vectors it may search."""
         return cls(
             encoder=encoder.spec.name,
             fingerprint=encoder.fingerprint,
@@ -48,6 +50,7 @@ class Manifest:
             sides="pair" if encoder.is_pair else "shared",
             chromadb_version=version("chromadb"),
             descsim_version=version("descsim-tools"),
+            space=space,
         )
 
     def to_metadata(self) -> dict[str, Any]:
@@ -73,7 +76,8 @@ class Manifest:
         if "format_version" not in found:
             raise StoreError(
                 f"the collection in {where} was not made by descsim-tools (it has no manifest), so "
-                "its encoder is unknown; fill a new store with `descsim index`"
+                "its encoder is unknown; fill a new store with `descsim index`, or, if "
+                "all-MiniLM-L6-v2 filled it, open it with `descsim adopt`"
             )
         if found["format_version"] != FORMAT_VERSION:
             raise StoreError(

@@ -56,8 +56,8 @@ class Store:
         self.name = collection
         self._client: Client | None = client
         self._collection = client.get_collection(collection, embedding_function=None)
-        check_space(self._collection.configuration, location)
         self.manifest = Manifest.from_metadata(self._collection.metadata, location)
+        check_space(self._collection.configuration_json, location, self.manifest.space)
         self._seen = self._stamp()
         # Not one lock a thread: a fill reads in one thread and writes in another.
         lock = None if _is_url(location) else Path(location) / _LOCK
@@ -81,7 +81,7 @@ class Store:
         location = str(location)
         if not _is_url(location):
             _make_folder(Path(location))
-        with _errors(location):
+        with chroma_errors(location):
             client = connect(location)
             if collection in {c.name for c in client.list_collections()}:
                 client.close()
@@ -112,17 +112,14 @@ class Store:
                 f"there is no store in {location}; fill one with "
                 f"`descsim index CORPUS --store {location}`"
             )
-        with _errors(location):
+        with chroma_errors(location):
             client = connect(location)
             try:
                 return cls(location, collection, client)
             except NotFoundError as error:
-                names = sorted(c.name for c in client.list_collections())
+                message = missing(client, location, collection)
                 client.close()
-                raise StoreError(
-                    f"{location} has no collection {collection!r}; it holds: "
-                    f"{', '.join(names) or 'none'}"
-                ) from error
+                raise StoreError(message) from error
             except StoreError:
                 client.close()
                 raise
@@ -138,7 +135,7 @@ class Store:
         location = str(location)
         if not cls.exists(location):
             return False
-        with _errors(location), connect(location) as client:
+        with chroma_errors(location), connect(location) as client:
             return collection in {c.name for c in client.list_collections()}
 
     def __enter__(self) -> Store:
@@ -206,7 +203,10 @@ class Store:
             return int(self._fresh().count())
 
     def get(self, ids: Sequence[str]) -> list[Record]:
-        """Return the records of those ids that are stored, in the order asked for."""
+        """Return the records of those ids that are stored, in the order asked for.
+
+        A row without a document, as an adopted collection may hold, is no record.
+        """
         found: dict[str, Record] = {}
         with self._reading():
             for page in _pages(list(dict.fromkeys(ids)), _PAGE):
@@ -214,7 +214,8 @@ class Store:
                 for id_, text, flat in zip(
                     rows["ids"], rows["documents"] or [], rows["metadatas"] or [], strict=True
                 ):
-                    found[id_] = Record(text, id_, decode_metadata(flat))
+                    if has_text(text):
+                        found[id_] = Record(text, id_, decode_metadata(flat))
         return [found[id_] for id_ in ids if id_ in found]
 
     def upsert(self, records: Sequence[Record], vectors: NDArray[np.float32]) -> None:
@@ -240,7 +241,7 @@ class Store:
         if len(bad):
             raise ValueError(f"the vectors of {[ids[i] for i in bad[:10]]} are not finite")
         rows = [encode_metadata(record.metadata) for record in records]
-        with self.writer(), _errors(self.location):
+        with self.writer(), chroma_errors(self.location):
             size = self.max_batch_size
             for start in range(0, len(ids), size):
                 part = slice(start, start + size)
@@ -256,14 +257,14 @@ class Store:
         """Replace the metadata of stored records; text and vector stay."""
         rows = [encode_metadata(record.metadata) for record in records]
         ids = [str(record.id) for record in records]
-        with self.writer(), _errors(self.location):
+        with self.writer(), chroma_errors(self.location):
             for page, part in zip(_pages(ids, _PAGE), _pages(rows, _PAGE), strict=True):
                 merged = self._replacing(page, part)
                 self._collection.update(ids=page, metadatas=merged)  # type: ignore[arg-type]
 
     def delete(self, ids: Sequence[str]) -> int:
         """Delete records and return how many there were; unknown ids are no error."""
-        with self.writer(), _errors(self.location):
+        with self.writer(), chroma_errors(self.location):
             deleted = 0
             for page in _pages(list(dict.fromkeys(ids)), _PAGE):
                 known = self._collection.get(ids=page, include=[])["ids"]
@@ -292,14 +293,14 @@ class Store:
                     where=dict(where) if where else None,
                     include=["distances", "documents", "metadatas"],
                 )
-                if len(found["ids"][0]) == k:
-                    scores = [1.0 - float(d) for d in (found["distances"] or [[]])[0]]
-                    return _hits(
-                        found["ids"][0],
-                        scores,
-                        (found["documents"] or [[]])[0],
-                        (found["metadatas"] or [[]])[0],
-                    )
+                hits = _hits(
+                    found["ids"][0],
+                    [cosine_of(d, self.manifest.space) for d in (found["distances"] or [[]])[0]],
+                    (found["documents"] or [[]])[0],
+                    (found["metadatas"] or [[]])[0],
+                )
+                if len(hits) == k:
+                    return hits
         return self.query_exact(vector, k, where)
 
     def query_exact(
@@ -309,16 +310,11 @@ class Store:
 
         Constant memory beyond the result; ties are ordered by id.
         """
-        best: list[tuple[float, str]] = []
-        with self._reading():
-            for ids, vectors in self.vector_pages(where):
-                scores = vectors @ vector
-                keep = np.argsort(-scores, kind="stable")[:k]
-                # A page's last kept score may be tied; take every id that shares it.
-                floor = scores[keep[-1]]
-                page = [(-float(scores[i]), ids[i]) for i in np.flatnonzero(scores >= floor)]
-                best = sorted(best + page)[:k]
+        best = self._best(vector, k, where)
         records = {record.id: record for record in self.get([id_ for _, id_ in best])}
+        if len(records) < len(best) == k:
+            # Rows without a document are no sentences; others come after them.
+            return self.query_exact(vector, 2 * k, where)[:k]
         found = [(id_, -minus) for minus, id_ in best if id_ in records]
         return [
             Hit(
@@ -331,6 +327,21 @@ class Store:
             )
             for rank, (id_, score) in enumerate(found, start=1)
         ]
+
+    def _best(
+        self, vector: NDArray[np.float32], k: int, where: Where | None
+    ) -> list[tuple[float, str]]:
+        """Return the negated cosines and the ids of the `k` nearest rows, best first."""
+        best: list[tuple[float, str]] = []
+        with self._reading():
+            for ids, vectors in self.vector_pages(where):
+                scores = _of_length_1(vectors) @ vector
+                keep = np.argsort(-scores, kind="stable")[:k]
+                # A page's last kept score may be tied; take every id that shares it.
+                floor = scores[keep[-1]]
+                page = [(-float(scores[i]), ids[i]) for i in np.flatnonzero(scores >= floor)]
+                best = sorted(best + page)[:k]
+        return best
 
     def vector_pages(
         self, where: Where | None = None
@@ -361,7 +372,7 @@ class Store:
     @contextmanager
     def _reading(self) -> Iterator[None]:
         """Let one thread at a time read: a refresh would close the client under another."""
-        with self._turn, _errors(self.location):
+        with self._turn, chroma_errors(self.location):
             yield
 
     def _open_client(self) -> Client:
@@ -402,9 +413,8 @@ def _hits(
     texts: Sequence[str],
     metadatas: Sequence[Mapping[str, Any]],
 ) -> list[Hit]:
-    rows = sorted(
-        zip(ids, scores, texts, metadatas, strict=True), key=lambda row: (-row[1], row[0])
-    )
+    rows = [row for row in zip(ids, scores, texts, metadatas, strict=True) if has_text(row[2])]
+    rows.sort(key=lambda row: (-row[1], row[0]))
     return [
         Hit(id_, score, rank, text, decode_metadata(flat), retrieval_score=score)
         for rank, (id_, score, text, flat) in enumerate(rows, start=1)
@@ -446,14 +456,49 @@ def _check_writable(folder: Path) -> None:
             )
 
 
-def check_space(configuration: Mapping[str, Any], location: str) -> None:
-    """Refuse a collection that does not measure by cosine."""
-    space = (configuration.get("hnsw") or configuration.get("spann") or {}).get("space")
-    if space != "cosine":
+def space_of(configuration: Mapping[str, Any]) -> str:
+    """Return what a collection measures by: `l2` (squared), `cosine` or `ip`."""
+    return str((configuration.get("hnsw") or configuration.get("spann") or {}).get("space"))
+
+
+def check_space(configuration: Mapping[str, Any], location: str, wanted: str = "cosine") -> None:
+    """Refuse a collection that does not measure as its manifest says."""
+    space = space_of(configuration)
+    if space != wanted:
         raise StoreError(
-            f"the collection in {location} measures by {space!r}, not by cosine, which cannot be "
+            f"the collection in {location} measures by {space!r}, not by {wanted}, which cannot be "
             "changed later; fill a new store with `descsim index`"
         )
+
+
+def cosine_of(distance: float, space: str) -> float:
+    """Return the cosine that Chroma's distance of two vectors of length 1 stands for.
+
+    Args:
+        distance: 1 - cosine in the spaces `cosine` and `ip`, the squared distance in `l2`.
+        space: As `space_of` gives it.
+    """
+    return 1.0 - float(distance) / (2 if space == "l2" else 1)
+
+
+def has_text(document: str | None) -> bool:
+    """Whether a row is a sentence; in an adopted collection some may have no document."""
+    return document is not None and bool(document.strip())
+
+
+def missing(client: Client, location: str, collection: str) -> str:
+    """Say that a collection is not there, and which are."""
+    names = sorted(c.name for c in client.list_collections())
+    return f"{location} has no collection {collection!r}; it holds: {', '.join(names) or 'none'}"
+
+
+def _of_length_1(vectors: NDArray[np.float32]) -> NDArray[np.float32]:
+    """Scale rows to length 1; what we filled has it, an adopted collection need not."""
+    lengths = np.linalg.norm(vectors, axis=1, keepdims=True)
+    if np.allclose(lengths, 1, atol=1e-5):
+        return vectors
+    scaled: NDArray[np.float32] = vectors / np.maximum(lengths, np.finfo(np.float32).tiny)
+    return scaled
 
 
 def _pages(items: list[_T], size: int) -> Iterator[list[_T]]:
@@ -462,7 +507,7 @@ def _pages(items: list[_T], size: int) -> Iterator[list[_T]]:
 
 
 @contextmanager
-def _errors(location: str) -> Iterator[None]:
+def chroma_errors(location: str) -> Iterator[None]:
     """Give Chroma's many error types one of ours, with the place in the message."""
     try:
         yield

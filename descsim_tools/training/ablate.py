@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from descsim_tools.training.config import ConfigError, TrainConfig, parse_config, read_toml
+from descsim_tools.training.kinds import run
 from descsim_tools.training.plots import plot_comparison
-from descsim_tools.training.trainer import train
 
 
 def load_settings(path: str | Path) -> dict[str, TrainConfig]:
@@ -48,7 +48,7 @@ def ablate(
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     rows = {
-        name: train(config, folder / name, progress=progress).metrics
+        name: run(config, folder / name, progress=progress).metrics
         for name, config in settings.items()
     }
     names = sorted({name for figures in rows.values() for name in figures})

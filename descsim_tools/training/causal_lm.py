@@ -30,7 +30,7 @@ from descsim_tools.training.trainer import (
     make_folder,
     passes_of,
     precise,
-    read_training_groups,
+    training_groups,
     write_result,
 )
 
@@ -96,9 +96,7 @@ class TrainedCausalLM(nn.Module):
         return self.scores([(description, s) for s in sentences]).cpu().numpy()
 
 
-def train_causal_lm(
-    config: TrainConfig, folder: str | Path, *, progress: bool = False
-) -> TrainResult:
+def train(config: TrainConfig, folder: str | Path, *, progress: bool = False) -> TrainResult:
     """Train as configured, by LoRA; a run that was broken off in the same folder goes on.
 
     Args:
@@ -120,7 +118,7 @@ def train_causal_lm(
         )
     folder = make_folder(folder)
     started = time.perf_counter()
-    groups = read_training_groups(config)
+    groups = training_groups(config)
     measure = DevMeasure(config)
     loss = make_loss(config.loss.name, config.loss.settings, LIST_LOSSES)
     torch.manual_seed(config.training.seed)

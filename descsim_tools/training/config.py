@@ -6,7 +6,14 @@ import tomllib
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
 
 from descsim_tools.encoders import Pooling
 from descsim_tools.errors import DescsimError
@@ -132,27 +139,63 @@ class PairsConfig(_Section):
         return ranks
 
 
+class MapsConfig(_Section):
+    """What only the kind `maps` has.
+
+    Attributes:
+        sides: `both`, or `description` to leave the sentences' vectors as the base gives them.
+        dev_every: Epochs between two measurements of the dev files.
+    """
+
+    sides: Literal["both", "description"] = "both"
+    dev_every: int = Field(default=5, ge=1)
+
+
+_ENCODER_ONLY = {
+    "model": ModelConfig.model_fields.keys() - {"base", "pooling"},
+    "training": {"accumulate", "tokens_per_pass", "precision", "average"},
+}
+"""Settings, by section, that have no meaning where the encoder itself stays as it is."""
+
+
 class TrainConfig(_Section):
     """One training run.
 
     Attributes:
-        name: Of the trained encoder.
-        kind: `encoder` (a pair or one shared); `cross-encoder`, which scores pairs of texts; or
-            `causal-lm`, a language model for the log-probability reranker, which scores pairs too.
+        name: Of what is trained.
+        kind: `encoder`, an encoder's weights (a pair or one shared); `maps`, linear maps over its
+            vectors; `cross-encoder`, which scores pairs of texts; or `causal-lm`, a language model
+            for the log-probability reranker, which scores pairs too.
         data: Files.
         model: What is trained.
         loss: What is minimised.
         training: How.
         pairs: Of the kinds that score pairs.
+        maps: For the kind `maps`.
     """
 
     name: str
-    kind: Literal["encoder", "cross-encoder", "causal-lm"] = "encoder"
+    kind: Literal["encoder", "maps", "cross-encoder", "causal-lm"] = "encoder"
     data: DataConfig
     model: ModelConfig = ModelConfig()
     loss: LossConfig = LossConfig()
     training: TrainingConfig = TrainingConfig()
     pairs: PairsConfig = PairsConfig()
+    maps: MapsConfig = MapsConfig()
+
+    @model_validator(mode="after")
+    def _without_effect(self) -> TrainConfig:
+        """Refuse settings that the kind does not read."""
+        if self.kind != "maps" and "maps" in self.model_fields_set:
+            raise ValueError('a table [maps] needs kind = "maps"')
+        if self.kind in ("encoder", "maps") and "pairs" in self.model_fields_set:
+            raise ValueError('a table [pairs] needs kind = "cross-encoder" or "causal-lm"')
+        if self.kind == "maps":
+            for section, names in _ENCODER_ONLY.items():
+                unused = sorted(getattr(self, section).model_fields_set & names)
+                if unused:
+                    raise ValueError(f'kind = "maps" has no use for {section}.{", ".join(unused)}')
+        return self
 
 
 def load_config(path: str | Path) -> TrainConfig:

@@ -35,7 +35,7 @@ from descsim_tools.training.trainer import (
     merge_adapters,
     passes_of,
     precise,
-    read_training_groups,
+    training_groups,
     write_result,
 )
 
@@ -71,9 +71,7 @@ class TrainedCrossEncoder(nn.Module):
         return self.scores([(description, s) for s in sentences]).cpu().numpy()
 
 
-def train_cross_encoder(
-    config: TrainConfig, folder: str | Path, *, progress: bool = False
-) -> TrainResult:
+def train(config: TrainConfig, folder: str | Path, *, progress: bool = False) -> TrainResult:
     """Train as configured; a run that was broken off in the same folder goes on.
 
     Args:
@@ -91,7 +89,7 @@ def train_cross_encoder(
     require("accelerate", "train")
     folder = make_folder(folder)
     started = time.perf_counter()
-    groups = read_training_groups(config)
+    groups = training_groups(config)
     measure = DevMeasure(config)
     torch.manual_seed(config.training.seed)
     spec = PRESETS.get(config.model.base, EncoderSpec(config.name, config.model.base))

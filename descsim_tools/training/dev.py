@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Protocol
 
 import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
 
+from descsim_tools.encoders.encoder import Side
 from descsim_tools.evaluation.protocol import (
+    EncoderScore,
     EvalItem,
     Score,
     evaluate_file,
@@ -17,6 +24,7 @@ from descsim_tools.lines import read_json_lines
 from descsim_tools.training.config import TrainConfig
 from descsim_tools.training.data import Group, read_groups
 
+_PASS = 256
 _JUDGED_BY = ("precision@5", "precision@10", "group_accuracy")
 
 
@@ -52,8 +60,53 @@ class DevMeasure:
         figures["score"] = float(np.mean(judged))
         return figures
 
+    def texts(self) -> tuple[list[str], list[str]]:
+        """Return the descriptions and the sentences of all files."""
+        descriptions: list[str] = []
+        sentences: list[str] = []
+        for item in (item for content in self.files.values() for item in content):
+            if isinstance(item, EvalItem):
+                descriptions.append(item.description)
+                sentences += [*item.good, *item.bad]
+            else:
+                descriptions += [d for cluster in item.clusters for d in cluster.descriptions]
+                sentences += [s for cluster in item.clusters for s in cluster.sentences]
+        return descriptions, sentences
+
 
 def _holds_groups(path: Path) -> bool:
     for _, first in read_json_lines(path, "dev file"):
         return isinstance(first, dict) and "clusters" in first
     return False
+
+
+class Embeds(Protocol):
+    """What is measured: an encoder in training."""
+
+    def embed(self, texts: list[str], side: Side) -> Tensor:
+        """Return (n, dim) float32 vectors of length 1."""
+        ...
+
+
+def score_of(trained: Embeds) -> EncoderScore:
+    """Return a score with the weights of now."""
+    return EncoderScore(_Encodes(trained))
+
+
+class _Encodes:
+    def __init__(self, trained: Embeds) -> None:
+        self.trained = trained
+
+    def encode_descriptions(self, texts: Sequence[str], /) -> NDArray[np.float32]:
+        return self._encode(texts, "query")
+
+    def encode_sentences(self, texts: Sequence[str], /) -> NDArray[np.float32]:
+        return self._encode(texts, "document")
+
+    @torch.no_grad()
+    def _encode(self, texts: Sequence[str], side: Side) -> NDArray[np.float32]:
+        parts = [
+            self.trained.embed(list(texts[start : start + _PASS]), side).cpu().numpy()
+            for start in range(0, len(texts), _PASS)
+        ]
+        return np.concatenate(parts)

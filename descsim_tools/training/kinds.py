@@ -1,4 +1,4 @@
-"""One way in for all kinds of training."""
+"""What a configuration can train, by its `kind`."""
 
 from __future__ import annotations
 
@@ -12,15 +12,25 @@ if TYPE_CHECKING:
 
 
 def run(config: TrainConfig, folder: str | Path, *, progress: bool = False) -> TrainResult:
-    """Train what a configuration's `kind` says; see that kind's own function for the errors."""
-    if config.kind == "cross-encoder":
-        from descsim_tools.training.cross_encoder import train_cross_encoder
+    """Train what `config.kind` says.
 
-        return train_cross_encoder(config, folder, progress=progress)
-    if config.kind == "causal-lm":
-        from descsim_tools.training.causal_lm import train_causal_lm
+    Args:
+        config: See `load_config`.
+        folder: For the result.
+        progress: Show bars on standard error.
 
-        return train_causal_lm(config, folder, progress=progress)
-    from descsim_tools.training.trainer import train
-
+    Raises:
+        CorpusError: A file is missing or malformed.
+        ConfigError: A setting is not allowed.
+        EncoderError: The base cannot be loaded.
+        RerankerError: The base of a `causal-lm`, or its prompt, cannot be found.
+    """
+    if config.kind == "maps":
+        from descsim_tools.training.maps import train
+    elif config.kind == "cross-encoder":
+        from descsim_tools.training.cross_encoder import train
+    elif config.kind == "causal-lm":
+        from descsim_tools.training.causal_lm import train
+    else:
+        from descsim_tools.training.trainer import train
     return train(config, folder, progress=progress)

@@ -16,9 +16,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import Router, Transformer
 from torch import Tensor, nn
@@ -40,14 +38,12 @@ from descsim_tools.evaluation.protocol import EncoderScore
 from descsim_tools.quiet import quiet_loading
 from descsim_tools.training.config import ConfigError, ModelConfig, TrainConfig, TrainingConfig
 from descsim_tools.training.data import Group, read_groups
-from descsim_tools.training.dev import DevMeasure
+from descsim_tools.training.dev import DevMeasure, score_of
 from descsim_tools.training.losses import EmbeddedBatch, make_loss
 from descsim_tools.training.parallel import Passes
 from descsim_tools.training.plots import plot_history
 
 logger = logging.getLogger(__name__)
-
-_PASS = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,9 +51,10 @@ class TrainResult:
     """What a run gave.
 
     Attributes:
-        folder: Holds `model/` (a sentence-transformers folder), `delta.safetensors` (see
-            `descsim_tools.encoders.delta`; not for `shared`), `log.csv`, `curve.png` and
-            `result.json`.
+        folder: Holds `model/` (a sentence-transformers folder), what it adds to its base
+            (`delta.safetensors`, see `descsim_tools.encoders.delta`, but not for `shared`; or
+            `description-map.safetensors` and `sentence-map.safetensors`, see
+            `descsim_tools.encoders.maps`), `log.csv`, `curve.png` and `result.json`.
         metrics: Dev figures of the kept checkpoint.
         epoch: That it was taken after.
         groups: Trained on.
@@ -165,7 +162,7 @@ class TrainedPair(nn.Module):
     def score(self) -> EncoderScore:
         """Return a score with the weights of now, for evaluation."""
         self.eval()
-        return EncoderScore(_Encodes(self))
+        return score_of(self)
 
     def embed(self, texts: list[str], side: Side) -> Tensor:
         """Return (n, dim) float32 vectors of length 1, with their graph.
@@ -221,27 +218,6 @@ def precise(settings: TrainingConfig, model: nn.Module) -> AbstractContextManage
     return nullcontext()
 
 
-class _Encodes:
-    """A pair in training as what `EncoderScore` takes."""
-
-    def __init__(self, trained: TrainedPair) -> None:
-        self.trained = trained
-
-    def encode_descriptions(self, texts: Sequence[str], /) -> NDArray[np.float32]:
-        return self._encode(texts, "query")
-
-    def encode_sentences(self, texts: Sequence[str], /) -> NDArray[np.float32]:
-        return self._encode(texts, "document")
-
-    @torch.no_grad()
-    def _encode(self, texts: Sequence[str], side: Side) -> NDArray[np.float32]:
-        parts = [
-            self.trained.embed(list(texts[start : start + _PASS]), side).cpu().numpy()
-            for start in range(0, len(texts), _PASS)
-        ]
-        return np.concatenate(parts)
-
-
 def train(config: TrainConfig, folder: str | Path, *, progress: bool = False) -> TrainResult:
     """Train as configured; a run that was broken off in the same folder goes on.
 
@@ -259,7 +235,7 @@ def train(config: TrainConfig, folder: str | Path, *, progress: bool = False) ->
     require("accelerate", "train")
     folder = make_folder(folder)
     started = time.perf_counter()
-    groups = read_training_groups(config)
+    groups = training_groups(config)
     measure = DevMeasure(config)
     run = _train_average if config.training.average > 1 else _train_seed
     model, metrics, epoch = run(config, groups, measure, folder, progress=progress)
@@ -378,7 +354,7 @@ def fit(
     if checkpoint:
         logger.info("going on from %s", checkpoint)
     trainer.train(resume_from_checkpoint=checkpoint)
-    _write_log(trainer.state.log_history, folder)
+    write_log(trainer.state.log_history, folder)
     kept = _kept(trainer)
     return kept.get("metrics", {}), float(kept.get("epoch", config.training.epochs))
 
@@ -513,11 +489,11 @@ def _spec(settings: ModelConfig, name: str) -> EncoderSpec:
     )
 
 
-def read_training_groups(config: TrainConfig) -> list[Group]:
-    """Read the groups that a configuration names.
+def training_groups(config: TrainConfig) -> list[Group]:
+    """Read what is trained on.
 
     Raises:
-        CorpusError: A file is missing or malformed, or they make no batch.
+        CorpusError: A file is missing or malformed, or there are too few groups for a batch.
     """
     groups = [group for file in config.data.train for group in read_groups(file)]
     kept = [g for g in groups if not g.id.startswith(tuple(config.data.leave_out))]
@@ -609,7 +585,7 @@ def _write(spec: EncoderSpec, model: SentenceTransformer, folder: Path) -> None:
     write_delta(transformer_of(base, "document").model, sides, folder / "delta.safetensors")
 
 
-def _write_log(history: list[dict[str, Any]], folder: Path) -> None:
+def write_log(history: list[dict[str, Any]], folder: Path) -> None:
     """Write losses and dev figures as a table and a plot."""
     names = sorted({name for entry in history for name in entry} - {"epoch", "step"})
     with (folder / "log.csv").open("w", newline="", encoding="utf-8") as file:

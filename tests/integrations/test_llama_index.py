@@ -312,7 +312,7 @@ def test_a_vector_store_must_be_one_of_ours(tmp_path):
     with pytest.raises(StoreError, match="there is no store in"):
         DescriptionVectorStore.open(tmp_path)
     open_client(tmp_path).create_collection("foreign", embedding_function=None)
-    with pytest.raises(StoreError, match="not by cosine"):
+    with pytest.raises(StoreError, match=r"no manifest.*descsim adopt"):
         DescriptionVectorStore.open(tmp_path, collection="foreign")
 
 

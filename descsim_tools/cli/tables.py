@@ -1,0 +1,36 @@
+"""What commands show at a terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+_SHOWN = 1000
+
+
+def literal(text: object) -> Any:
+    """Make text of a corpus fit to be shown: no markup, and no character that steers a terminal."""
+    from rich.text import Text
+
+    shown = " ".join(str(text).split())
+    if len(shown) > _SHOWN:
+        shown = f"{shown[:_SHOWN]}... ({len(shown):,} characters)"
+    visible = (c if c.isprintable() else c.encode("unicode_escape").decode() for c in shown)
+    return Text("".join(visible), overflow="fold")
+
+
+def show(table: Any) -> None:
+    """Print a table to standard output."""
+    from rich.console import Console
+
+    Console().print(table)
+
+
+def show_facts(facts: Mapping[str, object]) -> None:
+    """Print names and values, one pair a line."""
+    from rich.table import Table
+
+    table = Table(show_header=False, box=None)
+    for name, value in facts.items():
+        table.add_row(name, literal(f"{value:,}" if isinstance(value, int) else value))
+    show(table)
