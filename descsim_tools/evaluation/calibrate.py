@@ -46,7 +46,7 @@ def judged_items(items: Iterable[EvalItem]) -> list[Judged]:
 
 def judged_groups(groups: Iterable[GroupLike]) -> list[Judged]:
     """Return each description of groups with all sentences of its group."""
-    judged = []
+    judged: list[Judged] = []
     for group in groups:
         sentences = tuple(s for cluster in group.clusters for s in cluster.sentences)
         owner = np.repeat(
@@ -143,4 +143,5 @@ def tune_weight(
 
 
 def _weights(good: NDArray[np.bool_]) -> Floats:
-    return np.where(good, 0.5 / good.sum(), 0.5 / (~good).sum())
+    weights: Floats = np.where(good, 0.5 / good.sum(), 0.5 / (~good).sum())
+    return weights

@@ -168,10 +168,9 @@ class CausalLMScorer:
 
         One forward pass, whose length the caller bounds; see `log_probs` for what may be given.
         """
-        values = self._values(continuations, 0, None)
-        return torch.stack(
-            [part.sum() for part in values.split([len(c.target) for c in continuations])]
-        )
+        lengths = [len(one.target) for one in continuations]
+        parts = torch.split(self._values(continuations, 0, None), lengths)
+        return torch.stack([part.sum() for part in parts])
 
     def _batches(self, continuations: Sequence[Continuation]) -> Iterator[list[int]]:
         """Group by length, so that little is padded, within the room for logits."""

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import copy
 import json
-import logging
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -24,8 +24,6 @@ from descsim_tools.errors import RerankerError
 from descsim_tools.quiet import quiet_loading
 from descsim_tools.rerankers.base import Reranker, Scores
 from descsim_tools.rerankers.segments import SegmentPooling, similarity_head
-
-logger = logging.getLogger(__name__)
 
 SHIPPED = "descsim-minilm-cross"
 """Comes with the package."""
@@ -63,6 +61,7 @@ class DescriptionCrossEncoder(Reranker):
         self.model = model.eval()
         self.calibration = calibration
         self.batch_size = batch_size
+        self._limit = int(model.max_seq_length or _LIMIT)
 
     @classmethod
     def load(
@@ -121,10 +120,10 @@ class DescriptionCrossEncoder(Reranker):
         return list(np.split(scores, ends))
 
     def _check_room(self, description: str) -> None:
-        limit = self.model.max_seq_length
+        limit = self._limit
         if 4 * len(description) + 12 <= limit // 2:  # a token stands for at least one byte
             return
-        tokens = len(self.model.tokenizer(description, verbose=False)["input_ids"])
+        tokens = len(_tokenizer(self.model)(description, verbose=False)["input_ids"])
         if tokens > limit // 2:
             raise RerankerError(
                 f"the description has {tokens} tokens, and {self.name} takes at most {limit // 2}, "
@@ -135,9 +134,9 @@ class DescriptionCrossEncoder(Reranker):
         return score_pairs(self.model, pairs).double().cpu().numpy()
 
     def _truncated(self, description: str, sentences: Sequence[str]) -> Sequence[bool]:
-        limit = self.model.max_seq_length
+        limit = self._limit
         doubtful = [4 * (len(description) + len(s)) + 12 > limit for s in sentences]
-        tokenizer = self.model.tokenizer
+        tokenizer = _tokenizer(self.model)
         return [
             doubt and len(tokenizer(description, s, verbose=False)["input_ids"]) > limit
             for doubt, s in zip(doubtful, sentences, strict=True)
@@ -158,7 +157,7 @@ def new_cross_encoder(transformer: Transformer, device: str = "cpu") -> CrossEnc
     dim = transformer.get_embedding_dimension()
     transformer.max_seq_length = min(_LIMIT, transformer.model.config.max_position_embeddings)
     modules = [transformer, SegmentPooling(dim), similarity_head(dim)]
-    return CrossEncoder(modules=modules, device=device, activation_fn=nn.Identity())
+    return _joined(modules, device)
 
 
 def write_small(model: CrossEncoder, folder: Path) -> None:
@@ -208,7 +207,8 @@ def _load(folder: Path, device: str) -> CrossEncoder:
     parts = json.loads(listed.read_text(encoding="utf-8")) if listed.is_file() else []
     ours = f"{SegmentPooling.__module__}.{SegmentPooling.__qualname__}"
     if ours not in [part["type"] for part in parts]:
-        return CrossEncoder(str(folder), device=device, local_files_only=True)
+        plain: CrossEncoder = CrossEncoder(str(folder), device=device, local_files_only=True)
+        return plain
     classes = {
         "Transformer": Transformer,
         "SegmentPooling": SegmentPooling,
@@ -220,7 +220,12 @@ def _load(folder: Path, device: str) -> CrossEncoder:
         )
         for part in parts
     ]
-    return CrossEncoder(modules=modules, device=device, activation_fn=nn.Identity())
+    return _joined(modules, device)
+
+
+def _joined(modules: Sequence[nn.Module], device: str) -> CrossEncoder:
+    made: CrossEncoder = CrossEncoder(modules=modules, device=device, activation_fn=nn.Identity())
+    return made
 
 
 def _model_folder(source: str) -> Path:
@@ -229,8 +234,15 @@ def _model_folder(source: str) -> Path:
 
 
 def _transformer(model: CrossEncoder) -> Transformer:
-    return next(m for m in model if isinstance(m, Transformer))
+    found: Transformer = next(m for m in model if isinstance(m, Transformer))
+    return found
 
 
 def _head(model: CrossEncoder) -> Dense:
-    return next(m for m in model if isinstance(m, Dense))
+    found: Dense = next(m for m in model if isinstance(m, Dense))
+    return found
+
+
+def _tokenizer(model: CrossEncoder) -> Any:
+    # A copy, since the model's own holds whether it cuts as state, which a count would unset.
+    return copy.deepcopy(model.tokenizer)

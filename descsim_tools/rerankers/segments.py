@@ -27,7 +27,7 @@ class SegmentPooling(Module):
     config_keys: list[str] = ["dim"]  # noqa: RUF012 - sentence-transformers reads it so
 
     def __init__(self, dim: int) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.dim = dim
 
     def forward(self, features: dict[str, Any], **kwargs: Any) -> dict[str, Any]:
@@ -62,4 +62,5 @@ def similarity_head(dim: int, scale: float = 12.0) -> Dense:
 
 def _mean(tokens: Tensor, chosen: Tensor) -> Tensor:
     mean = (tokens * chosen[..., None]).sum(1)
-    return nn.functional.normalize(mean.float(), dim=1) * tokens.shape[-1] ** 0.5
+    scaled: Tensor = nn.functional.normalize(mean.float(), dim=1) * tokens.shape[-1] ** 0.5
+    return scaled

@@ -74,7 +74,7 @@ class TrainedCausalLM(nn.Module):
     def _sums(self, continuations: list[Continuation]) -> Tensor:
         return self._scorer.log_prob_sums(continuations).float()
 
-    def state_dict(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
+    def state_dict(self, *args: Any, **kwargs: Any) -> dict[str, Any]:  # type: ignore[override]
         """Return what is trained alone: checkpoints are small, and no tied weights are in them."""
         return {name: p.detach() for name, p in self.named_parameters() if p.requires_grad}
 
@@ -145,7 +145,8 @@ def train(config: TrainConfig, folder: str | Path, *, progress: bool = False) ->
     )
     with quiet_loading():
         adapted.merge_and_unload().save_pretrained(str(folder / "model"))
-        scorer.tokenizer.save_pretrained(str(folder / "model"))
+        tokenizer: Any = scorer.tokenizer
+        tokenizer.save_pretrained(str(folder / "model"))
     seconds = time.perf_counter() - started
     result = TrainResult(str(folder), metrics, epoch, len(groups), seconds)
     write_result(config, result, folder)

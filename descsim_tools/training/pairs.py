@@ -44,8 +44,13 @@ class PairBatch:
 
     def scored(self, scores: Tensor) -> ScoredPairs:
         """Join the pairs' (n,) scores with what is known of them, for a loss."""
-        numbers = (torch.tensor(n, device=scores.device) for n in (self.rows, self.columns))
-        return ScoredPairs(scores, *numbers, torch.tensor(self.fits, device=scores.device))
+        device = scores.device
+        return ScoredPairs(
+            scores,
+            torch.tensor(self.rows, device=device),
+            torch.tensor(self.columns, device=device),
+            torch.tensor(self.fits, device=device),
+        )
 
 
 def draw_pairs(

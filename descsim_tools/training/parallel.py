@@ -43,7 +43,7 @@ class Passes:
         if not torch.is_grad_enabled():
             return self.joined(self.forward(passes, graph=False))
         trained = [p for p in self._module.parameters() if p.requires_grad]
-        joined: Tensor = _Joined.apply(self, passes, *trained)
+        joined: Tensor = _Joined.apply(self, passes, *trained)  # type: ignore[no-untyped-call]
         return joined
 
     def forward(self, passes: Sequence[Pass], *, graph: bool) -> list[list[Tensor]]:
@@ -77,7 +77,7 @@ class Passes:
     def parted(self, joined: Tensor, shares: list[list[Tensor]]) -> list[list[Tensor]]:
         """Part something shaped like the joined results as the shares are."""
         sizes = [len(shares[i % len(shares)][i // len(shares)]) for i in range(_count(shares))]
-        parts = joined.split(sizes)
+        parts = torch.split(joined, sizes)
         return [list(parts[number :: len(shares)]) for number in range(len(shares))]
 
     def _threads(self) -> ThreadPoolExecutor:

@@ -365,11 +365,10 @@ def make_ready(model: nn.Module) -> None:
     Dropout is drawn by one thread, which takes a fifth of the time on a CPU, and in an order that
     depends on which thread is faster.
     """
-    for module in _transformers(model):
-        module.model.set_attn_implementation("eager")
-    for module in model.modules():
-        if isinstance(module, nn.Dropout):
-            module.p = 0.0
+    for transformer in _transformers(model):
+        transformer.model.set_attn_implementation("eager")
+    for dropout in (module for module in model.modules() if isinstance(module, nn.Dropout)):
+        dropout.p = 0.0
 
 
 def write_result(config: TrainConfig, result: TrainResult, folder: Path) -> None:
@@ -416,6 +415,7 @@ class _SilentProgress(ProgressCallback):
 
 
 class _GroupTrainer(Trainer):
+    model: nn.Module
     measure: Callable[[], dict[str, float]]
 
     def evaluate(
