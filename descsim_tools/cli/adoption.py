@@ -17,10 +17,10 @@ from descsim_tools.cli.tables import show_facts
 def adopt(store: str, collection: str, as_json: bool) -> None:
     """Search a Chroma collection that all-MiniLM-L6-v2 filled, as it lies.
 
-    Chroma's default embedding function, LangChain and LlamaIndex use that model. A sample of the
-    documents is encoded again to see that it made the vectors; nothing else is encoded, and nothing
-    in the collection changes but that a manifest is added to its own metadata. Then `descsim
-    search` finds its sentences with the encoder minilm-query-map.
+    That model is Chroma's default embedding function and common with LangChain and LlamaIndex. A
+    sample of the documents is encoded again to see that it made the vectors; nothing else is
+    encoded, and nothing in the collection changes but that a manifest is added to its own metadata.
+    Then `descsim search` finds its sentences with the encoder minilm-query-map.
 
     \b
     Example:
