@@ -224,7 +224,9 @@ def _load(folder: Path, device: str) -> CrossEncoder:
 
 
 def _joined(modules: Sequence[nn.Module], device: str) -> CrossEncoder:
-    made: CrossEncoder = CrossEncoder(modules=modules, device=device, activation_fn=nn.Identity())
+    made: CrossEncoder = CrossEncoder(
+        modules=[*modules], device=device, activation_fn=nn.Identity()
+    )
     return made
 
 

@@ -49,7 +49,7 @@ _PLAIN = "all-minilm-l6-v2"
 CHECKED = 32
 """Rows whose documents are encoded again."""
 SAME = 0.99
-"""Least cosine of a stored vector and its document's; another export of the model has 0.9999."""
+"""Least cosine of a stored vector and its document's; exports of the model differ a little."""
 _NOT_UNIT = 1e-3
 _WINDOW = 8
 _PAGE = 1000

@@ -1,0 +1,124 @@
+"""The cross-encoder that comes with the package, alone and combined with the pair."""
+
+import json
+
+import numpy as np
+import pytest
+
+from descsim_tools import DescriptionIndex, Record, fill
+from descsim_tools.cli import main
+from descsim_tools.evaluation.calibrate import (
+    expected_calibration_error,
+    judged_items,
+    scores_of,
+)
+from descsim_tools.evaluation.protocol import EncoderScore, evaluate_file, read_items
+from descsim_tools.rerankers import load_reranker
+from descsim_tools.rerankers.cross_encoder import shipped_folder
+from tests.conftest import ROOT
+
+CONTRAST = ROOT / "examples/training/contrast-dev.jsonl"
+
+
+@pytest.fixture(scope="module")
+def cross():
+    return load_reranker("cross-encoder", device="cpu")
+
+
+@pytest.fixture(scope="module")
+def queries():
+    return json.loads((ROOT / "tests/data/demo_queries.json").read_text(encoding="utf-8"))
+
+
+@pytest.fixture(scope="module")
+def scored(cross):
+    """The contrast queries' sentences, and their logits."""
+    judged = judged_items(read_items(CONTRAST))
+    return judged, scores_of(judged, cross.score)
+
+
+def shown_in_card(name: str, column: int) -> float:
+    """Read a figure that the model card states, in percent."""
+    card = shipped_folder() / "README.md"
+    for line in card.read_text(encoding="utf-8").splitlines():
+        cells = [cell.strip() for cell in line.strip("|").split("|")]
+        if cells[0] == name:
+            return float(cells[column].split()[0])
+    raise AssertionError(f"the model card has no row {name!r}")
+
+
+def test_it_is_small():
+    size = sum(file.stat().st_size for file in shipped_folder().iterdir())
+    assert 5_000_000 < size <= 25_000_000
+
+
+def test_it_needs_no_network(no_network):
+    load_reranker("combined", device="cpu").score("a treaty being signed", ["They signed it."])
+
+
+@pytest.mark.slow
+def test_it_tells_contrasts_apart_better_than_the_pair(scored, default_encoder):
+    judged, logits = scored
+    known = {j.description: row for j, row in zip(judged, logits, strict=True)}
+    found = evaluate_file(CONTRAST, lambda description, _: known[description])
+    pair = evaluate_file(CONTRAST, EncoderScore(default_encoder))
+    assert found["ndcg@10"] > pair["ndcg@10"]
+    for name in ("precision@1", "precision@5"):
+        stated = shown_in_card(f"contrast_dev P@{name[-1]}", 2)
+        assert 100 * found[name] == pytest.approx(stated, abs=1.7)
+
+
+@pytest.mark.slow
+def test_its_probabilities_are_kept(scored, cross):
+    judged, logits = scored
+    good = np.concatenate([j.good for j in judged])
+    p = cross.calibration(np.concatenate(logits))
+    assert expected_calibration_error(p, good) <= 0.1
+    # Confident both ways for some, so the small error is not that of saying one half to all.
+    assert (p > 0.8).sum() > 20
+    assert (p < 0.2).sum() > 20
+    assert good[p > 0.8].mean() > good[p < 0.2].mean() + 0.4
+
+
+def test_a_description_is_no_instance_of_itself(cross, queries):
+    """It scores below what does instantiate it, for nearly all."""
+    wins = []
+    for query in queries:
+        own, *instances = cross.score(
+            query["description"], [query["description"], *query["instances"]]
+        )
+        wins.append(own < np.median(instances))
+    assert np.mean(wins) >= 0.75
+
+
+@pytest.mark.slow
+def test_search_with_it_finds_more(queries, corpus_lines, default_encoder, tmp_path):
+    rows = [*map(Record, corpus_lines), *(Record(query["description"]) for query in queries)]
+    fill(rows, tmp_path, encoder=default_encoder)
+    shares = {}
+    with DescriptionIndex.open(tmp_path, encoder=default_encoder) as index:
+        for name in (None, "combined"):
+            found = [
+                {hit.text for hit in index.search(query["description"], 5, rerank=name)}
+                for query in queries
+            ]
+            shares[name] = np.mean(
+                [len(top & set(q["instances"])) / 5 for top, q in zip(found, queries, strict=True)]
+            )
+    assert shares["combined"] >= shares[None]
+
+
+def test_the_command_line(demo_store, capsys):
+    command = ["search", str(demo_store), "an animal using a tool", "-k", "5", "--json"]
+    assert main([*command, "--rerank", "combined", "--candidates", "20"]) == 0
+    hits = json.loads(capsys.readouterr().out)["hits"]
+    assert [hit["probability"] for hit in hits] == sorted(
+        (hit["probability"] for hit in hits), reverse=True
+    )
+    least = hits[1]["probability"]
+    options = ["--rerank", "combined", "--candidates", "20", "--min-probability", str(least)]
+    assert main([*command, *options]) == 0
+    assert json.loads(capsys.readouterr().out)["hits"] == hits[:2]
+    assert main([*command[:-1], *options]) == 0
+    assert "probability" in capsys.readouterr().out
+    assert main([*command, "--min-probability", "0.5"]) == 2
