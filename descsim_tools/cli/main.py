@@ -13,6 +13,7 @@ import click
 
 import descsim_tools
 from descsim_tools.cli.bench import bench as bench_commands
+from descsim_tools.cli.chat import chat
 from descsim_tools.cli.data import data, generate
 from descsim_tools.cli.evaluate import evaluate
 from descsim_tools.cli.rerank import rerank as rerank_commands
@@ -288,7 +289,7 @@ def info(store: str, collection: str, as_json: bool) -> None:
 
     table = Table(show_header=False, box=None)
     for key, value in facts.items():
-        table.add_row(key, _literal(value))
+        table.add_row(key, literal(value))
     _print(table)
 
 
@@ -321,7 +322,7 @@ def encoders(as_json: bool) -> None:
     for row in rows:
         name = f"{row['name']} (default)" if row["default"] else str(row["name"])
         table.add_row(
-            name, "nothing more" if row["bundled"] else "the hub", _literal(row["summary"])
+            name, "nothing more" if row["bundled"] else "the hub", literal(row["summary"])
         )
     _print(table)
 
@@ -331,6 +332,7 @@ cli.add_command(generate)
 cli.add_command(data)
 data.add_command(stats)
 cli.add_command(evaluate)
+cli.add_command(chat)
 
 
 @cli.command()
@@ -451,7 +453,7 @@ def _parsed_where(where: str | None) -> dict[str, Any] | None:
 def _show_report(report: FillReport) -> None:
     from rich.table import Table
 
-    table = Table(show_header=False, box=None, title=_literal(f"{report.corpus} -> {report.store}"))
+    table = Table(show_header=False, box=None, title=literal(f"{report.corpus} -> {report.store}"))
     table.add_column()
     table.add_column(justify="right")
     counts = [
@@ -498,18 +500,18 @@ def _show_hits(hits: list[Hit]) -> None:
     for hit in hits:
         shown = "" if hit.probability is None else f"{hit.probability:.2f}"
         table.add_row(
-            str(hit.rank), f"{hit.score:.3f}", *([shown] if probable else []), _literal(hit.text)
+            str(hit.rank), f"{hit.score:.3f}", *([shown] if probable else []), literal(hit.text)
         )
     _print(table)
 
 
-def _literal(text: object) -> Any:
+def literal(text: object, most: int | None = _SHOWN) -> Any:
     """Make text of a corpus fit to be shown: no markup, and no character that steers a terminal."""
     from rich.text import Text
 
     shown = " ".join(str(text).split())
-    if len(shown) > _SHOWN:
-        shown = f"{shown[:_SHOWN]}... ({len(shown):,} characters)"
+    if most is not None and len(shown) > most:
+        shown = f"{shown[:most]}... ({len(shown):,} characters)"
     visible = (c if c.isprintable() else c.encode("unicode_escape").decode() for c in shown)
     return Text("".join(visible), overflow="fold")
 
