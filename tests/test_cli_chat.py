@@ -154,6 +154,8 @@ def test_an_interrupt_ends_it(store):
             stderr=subprocess.PIPE,
             text=True,
             env=environment(),
+            # a child of a job in the background would ignore it
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
         )
         process.stdin.write("Which?\n")
         process.stdin.flush()
