@@ -11,6 +11,8 @@ from pathlib import Path
 from scripted_model import ScriptedModel
 
 from descsim_tools import DescriptionIndex, fill
+from descsim_tools.agents.answers import Answer
+from descsim_tools.llm import LLM
 
 CORPUS = Path(__file__).parent / "corpus.txt"
 STORE = Path("demo-store/examples")
@@ -44,3 +46,18 @@ def chat_model() -> Iterator[Model]:
         return
     with ScriptedModel() as scripted:
         yield Model(scripted.url, "none", "scripted")
+
+
+@contextmanager
+def open_llm() -> Iterator[LLM]:
+    """Give a client for the same model."""
+    with chat_model() as model, LLM(model.name, base_url=model.url, api_key=model.key) as llm:
+        yield llm
+
+
+def show(answer: Answer) -> None:
+    """Print an answer and what its citations stand for."""
+    print(answer.text)
+    for citation in answer.citations:
+        print(f"  [{citation.number}] {citation.quote} (id {citation.id})")
+    print(flush=True)

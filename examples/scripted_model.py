@@ -1,9 +1,9 @@
 """A stand-in for a language model, so that the examples run without one.
 
 It is a small HTTP server on this machine that speaks OpenAI's protocol (chat completions, streamed
-or not, and the Responses API) and answers by fixed rules: offered a tool, it calls it with a
-description; given sentences, it quotes the first two and cites their ids. Like the real service it
-refuses a request that breaks the protocol.
+or not, and the Responses API) and answers by fixed rules: asked for a plan or offered a tool, it
+writes a description; given sentences, it quotes the first two and cites their ids. Like the real
+service it refuses a request that breaks the protocol.
 """
 
 from __future__ import annotations
@@ -95,7 +95,11 @@ def _chat(body: dict[str, Any]) -> dict[str, Any]:
             raise ValueError(f"tool_call_ids without an answer: {sorted(open_calls)}")
         open_calls |= {call["id"] for call in message.get("tool_calls") or []}
     results = [_text(m["content"]) for m in messages[asked:] if m["role"] == "tool"]
-    text, call = _decide(_text(messages[asked]["content"]), tools, results)
+    if "response_format" in body:
+        schema = body["response_format"]["json_schema"]["name"]
+        text, call = json.dumps(_structured(schema, json.loads(messages[asked]["content"]))), None
+    else:
+        text, call = _decide(_text(messages[asked]["content"]), tools, results)
     message = {"role": "assistant", "content": text, "refusal": None}
     if call is not None:
         function = {"name": call[0], "arguments": call[1]}
@@ -193,12 +197,30 @@ def _decide(
         hits = json.loads(results[-1]).get("hits", [])
         return _quote([(hit["id"], hit["text"]) for hit in hits]), None
     if tools:
-        description = next((d for word, d in DESCRIPTIONS.items() if word in question), question)
-        arguments: dict[str, Any] = {"description": description}
+        arguments: dict[str, Any] = {"description": _describe(question)}
         if "k" in tools[0]["parameters"].get("required", []):
             arguments["k"] = None
         return None, (tools[0]["name"], json.dumps(arguments))
     return _quote(re.findall(r"^\[(\w+)\] (.+)$", question, re.MULTILINE)), None
+
+
+def _structured(schema: str, data: dict[str, Any]) -> dict[str, Any]:
+    """Return what descsim_tools.agents asks for: a plan, or an answer from sources."""
+    if schema == "QuestionPlan":
+        descriptions = [_describe(data["question"])]
+        return {"kind": "search", "problem": "", "descriptions": descriptions}
+    if schema == "TurnPlan":
+        plan = {"kind": "search", "question": data["turn"], "reply": ""}
+        return {**plan, "descriptions": [_describe(data["turn"])]}
+    if schema == "Draft":
+        quotes = [(s["text"], [{"source": s["id"], "quote": s["text"]}]) for s in data["sources"]]
+        statements = [{"text": text, "quotes": quoted} for text, quoted in quotes[:2]]
+        return {"found": bool(statements), "statements": statements}
+    raise ValueError(f"the scripted model has no answer of the form {schema}")
+
+
+def _describe(question: str) -> str:
+    return next((text for word, text in DESCRIPTIONS.items() if word in question), question)
 
 
 def _quote(sentences: list[tuple[str, str]]) -> str:

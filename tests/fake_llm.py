@@ -49,11 +49,41 @@ class Seen:
         return self.body["messages"][-1]["content"]
 
     @property
+    def schema(self) -> str:
+        """Name of the schema that is asked for."""
+        return self.body["response_format"]["json_schema"]["name"]
+
+    @property
+    def data(self) -> Any:
+        """The user's message, read as JSON."""
+        return json.loads(self.body["messages"][1]["content"])
+
+    @property
     def output(self) -> str:
         return self.body.get("response_format", {}).get("type", "text")
 
 
 Script = Callable[[Seen, int], Reply]
+
+
+def by_schema(**replies: Any) -> Script:
+    """Answer by the name of the schema that is asked for.
+
+    A reply is an object, a `Reply`, a function of the JSON that was sent, or a list of these, of
+    which the last one is given for ever.
+    """
+    asked: dict[str, int] = {}
+
+    def script(seen: Seen, number: int) -> Reply:
+        reply = replies[seen.schema]
+        if isinstance(reply, list):
+            turn = asked[seen.schema] = asked.get(seen.schema, -1) + 1
+            reply = reply[min(turn, len(reply) - 1)]
+        if callable(reply):
+            reply = reply(seen.data)
+        return reply if isinstance(reply, Reply) else Reply(json.dumps(reply))
+
+    return script
 
 
 class FakeServer:

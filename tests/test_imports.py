@@ -25,6 +25,7 @@ def loaded_after(code: str, cwd) -> list[str]:
         "from descsim_tools.cli import main; main(['search', '--help'])",
         "from descsim_tools.cli import main; main(['encoders', '--json'])",
         "from descsim_tools.cli import main; main(['mcp', '--help'])",
+        "from descsim_tools.cli import main; main(['chat', '--help'])",
         "import descsim_tools.integrations",
         "from descsim_tools.integrations.mcp_server import create_server; create_server('store')",
         "from descsim_tools.cli import main; main(['rerank', 'prompts'])",

@@ -12,6 +12,9 @@ import pytest
 import torch
 from transformers import GPT2Config, GPT2LMHeadModel
 
+from descsim_tools.agents.answers import Status
+from descsim_tools.agents.chat import Chatbot
+from descsim_tools.agents.rag import RagAnswerer
 from descsim_tools.datagen.generate import generate, open_llm
 from descsim_tools.datagen.recipes import DescriptionsRecipe
 from descsim_tools.llm import LLM, CutError
@@ -91,3 +94,17 @@ def test_generation_survives_a_model_that_babbles(tiny_server, corpus_lines, tmp
     entries = [json.loads(line) for line in (tmp_path / "transcript.jsonl").open()]
     assert len(entries) == llm.spent.requests
     assert all("error" not in entry for entry in entries)
+
+
+def test_questions_to_a_model_that_babbles_get_a_status(tiny_server, tiny_index):
+    url, model = tiny_server
+    with LLM(model, base_url=url, max_tokens=16, attempts=1) as llm:
+        answerer = RagAnswerer(tiny_index, llm, k=3)
+        answers = [answerer.answer("Do any animals get drunk?"), Chatbot(answerer).ask("Hello!")]
+        assert llm.spent.tokens_out > 0
+    for answer in answers:
+        assert isinstance(answer.status, Status)
+        assert answer.text
+        assert answer.requests > 0
+        assert all(c.text[slice(*c.span)] == c.quote for c in answer.citations)
+        assert (answer.status is Status.ANSWERED) == bool(answer.citations)

@@ -14,6 +14,7 @@ import click
 import descsim_tools
 from descsim_tools.cli.adoption import adopt, migrate
 from descsim_tools.cli.bench import bench as bench_commands
+from descsim_tools.cli.chat import chat
 from descsim_tools.cli.data import data, generate
 from descsim_tools.cli.evaluate import evaluate
 from descsim_tools.cli.rerank import rerank as rerank_commands
@@ -335,6 +336,7 @@ cli.add_command(generate)
 cli.add_command(data)
 data.add_command(stats)
 cli.add_command(evaluate)
+cli.add_command(chat)
 
 
 @cli.command()

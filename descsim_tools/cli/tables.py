@@ -8,13 +8,13 @@ from typing import Any
 _SHOWN = 1000
 
 
-def literal(text: object) -> Any:
+def literal(text: object, most: int | None = _SHOWN) -> Any:
     """Make text of a corpus fit to be shown: no markup, and no character that steers a terminal."""
     from rich.text import Text
 
     shown = " ".join(str(text).split())
-    if len(shown) > _SHOWN:
-        shown = f"{shown[:_SHOWN]}... ({len(shown):,} characters)"
+    if most is not None and len(shown) > most:
+        shown = f"{shown[:most]}... ({len(shown):,} characters)"
     visible = (c if c.isprintable() else c.encode("unicode_escape").decode() for c in shown)
     return Text("".join(visible), overflow="fold")
 

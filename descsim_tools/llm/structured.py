@@ -47,7 +47,12 @@ def instruction(schema: type[BaseModel]) -> str:
 
 
 def without_thoughts(text: str) -> str:
-    """Drop what a model wrote as thoughts, also when their beginning or end is missing."""
+    """Drop what a model wrote as thoughts, also when their beginning or end is missing.
+
+    A text that begins as an object has none: there such a tag stands in a string.
+    """
+    if text.lstrip().startswith("{"):
+        return text.strip()
     text = _THOUGHT.sub("", text)
     text = _THOUGHT_END.split(text)[-1]
     return _THOUGHT_BEGIN.split(text)[0].strip()

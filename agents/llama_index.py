@@ -1,0 +1,141 @@
+"""LlamaIndex: answers and chat as workflows.
+
+Needs `pip install "descsim-tools[llama-index,openai]"`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any, TypeVar
+
+from descsim_tools.errors import require
+
+require("llama_index.core", "llama-index")
+
+from llama_index.core.workflow import Context, Event, StartEvent, StopEvent, Workflow, step
+
+from descsim_tools.agents.answers import Answer
+from descsim_tools.agents.chat import Chatbot, Turn, turns_from_list, turns_to_list
+from descsim_tools.agents.rag import Found, Planned, RagAnswerer
+
+__all__ = [
+    "ChatWorkflow",
+    "FoundEvent",
+    "PlannedEvent",
+    "QuestionEvent",
+    "RagWorkflow",
+    "TurnEvent",
+]
+
+T = TypeVar("T", bound=Event)
+
+_TURNS = "descsim_turns"
+
+
+class QuestionEvent(StartEvent):
+    """A question."""
+
+    question: str
+
+
+class TurnEvent(StartEvent):
+    """What a user says in a chat."""
+
+    said: str
+
+
+class PlannedEvent(Event):
+    """What will be searched for; also on the stream."""
+
+    said: str
+    planned: Planned
+
+
+class FoundEvent(Event):
+    """What was found; also on the stream."""
+
+    said: str
+    found: Found
+
+
+class _Steps(Workflow):
+    """What follows from a plan."""
+
+    def __init__(self, answerer: RagAnswerer, **settings: Any) -> None:
+        super().__init__(**settings)
+        self._answerer = answerer
+
+    @step
+    async def search(self, ctx: Context, event: PlannedEvent) -> FoundEvent | StopEvent:
+        """Search the store."""
+        found = await asyncio.to_thread(self._answerer.search, event.planned)
+        if isinstance(found, Answer):
+            return await self._end(ctx, event.said, found)
+        return _told(ctx, FoundEvent(said=event.said, found=found))
+
+    @step
+    async def write(self, ctx: Context, event: FoundEvent) -> StopEvent:
+        """Write the answer and check its citations."""
+        answer = await asyncio.to_thread(self._answerer.write, event.found)
+        return await self._end(ctx, event.said, answer)
+
+    async def _begin(
+        self, ctx: Context, said: str, planned: Planned | Answer
+    ) -> PlannedEvent | StopEvent:
+        if isinstance(planned, Answer):
+            return await self._end(ctx, said, planned)
+        return _told(ctx, PlannedEvent(said=said, planned=planned))
+
+    async def _end(self, ctx: Context, said: str, answer: Answer) -> StopEvent:
+        return StopEvent(result=answer)
+
+
+class RagWorkflow(_Steps):
+    """Answers a question: `answer = await RagWorkflow(answerer).run(question="...")`.
+
+    The result is an `Answer`; the stream has a `PlannedEvent` and a `FoundEvent`.
+
+    Args:
+        answerer: What answers.
+        **settings: Those of a workflow, such as `timeout`.
+    """
+
+    @step
+    async def plan(self, ctx: Context, event: QuestionEvent) -> PlannedEvent | StopEvent:
+        """Turn the question into descriptions."""
+        planned = await asyncio.to_thread(self._answerer.plan, event.question)
+        return await self._begin(ctx, event.question, planned)
+
+
+class ChatWorkflow(_Steps):
+    """Answers a turn: `answer = await ChatWorkflow(bot).run(said="...", ctx=ctx)`.
+
+    The context remembers the conversation: give each turn the same `ctx = Context(workflow)`. The
+    chatbot's own memory is not used, but its bounds hold.
+
+    Args:
+        bot: What answers.
+        **settings: Those of a workflow, such as `timeout`.
+    """
+
+    def __init__(self, bot: Chatbot, **settings: Any) -> None:
+        super().__init__(bot.answerer, **settings)
+        self._bot = bot
+
+    @step
+    async def plan(self, ctx: Context, event: TurnEvent) -> PlannedEvent | StopEvent:
+        """Decide what to do about the turn."""
+        turns = turns_from_list(await ctx.store.get(_TURNS, default=[]))
+        planned = await asyncio.to_thread(self._bot.plan, event.said, turns)
+        return await self._begin(ctx, event.said, planned)
+
+    async def _end(self, ctx: Context, said: str, answer: Answer) -> StopEvent:
+        turns = turns_from_list(await ctx.store.get(_TURNS, default=[]))
+        kept = self._bot.remembered([*turns, Turn(said, answer)])
+        await ctx.store.set(_TURNS, turns_to_list(kept))
+        return await super()._end(ctx, said, answer)
+
+
+def _told(ctx: Context, event: T) -> T:
+    ctx.write_event_to_stream(event)
+    return event

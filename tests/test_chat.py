@@ -1,0 +1,327 @@
+"""Conversations over a real store, with a server that speaks the protocol and is scripted."""
+
+import json
+
+import pytest
+
+from descsim_tools import DescriptionIndex, fill
+from descsim_tools.agents.answers import Answer, Status
+from descsim_tools.agents.chat import MEMORY_CHARACTERS, Chatbot, Turn
+from descsim_tools.agents.rag import Found, Planned
+from descsim_tools.errors import DataError
+from descsim_tools.llm import Budget
+from tests.answering import DRUNK, answerer, draft, quoting, source_id, statement, turn
+from tests.fake_llm import FakeServer, Reply, by_schema, error
+
+SEARCH = turn("an intoxicated animal", question="Which animals get drunk?")
+
+
+@pytest.fixture
+def serve():
+    """Start servers that end with the test."""
+    servers = []
+
+    def start(script=None, **replies):
+        server = FakeServer(script or by_schema(**replies))
+        servers.append(server)
+        return server
+
+    yield start
+    for server in servers:
+        server.__exit__()
+
+
+@pytest.fixture(scope="module")
+def bar_store(tiny, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("bar") / "store"
+    rows = [{"text": text, "id": f"row{n}", "year": 2000 + n} for n, text in enumerate(DRUNK)]
+    fill(rows, folder, encoder=tiny)
+    return folder
+
+
+@pytest.fixture
+def bar(bar_store, tiny):
+    with DescriptionIndex.open(bar_store, encoder=tiny) as index:
+        yield index
+
+
+def elk(data):
+    return draft(statement("An elk did.", (source_id(data, "elk"), "fermenting apples")))
+
+
+def test_a_turn_is_searched_for_and_remembered(serve, bar):
+    server = serve(TurnPlan=SEARCH, Draft=elk)
+    bot = Chatbot(answerer(bar, server))
+    answer = bot.ask("And animals?")
+    assert answer.status is Status.ANSWERED
+    assert answer.text == "An elk did. [1]"
+    assert answer.citations[0].text == DRUNK[1]
+    assert answer.question == "Which animals get drunk?"
+    planned, written = server.seen
+    assert planned.data == {"conversation": [], "turn": "And animals?"}
+    assert written.data["question"] == "Which animals get drunk?"
+    assert bot.turns == (Turn("And animals?", answer),)
+    bot.ask("More?")
+    assert server.seen[2].data["conversation"] == [
+        {"user": "And animals?", "assistant": "An elk did. [1]", "cited": [DRUNK[1]]}
+    ]
+
+
+def test_a_greeting_is_not_searched_for(serve, bar):
+    server = serve(TurnPlan=turn("x", kind="talk", reply="Hello [1]!"))
+    answer = Chatbot(answerer(bar, server)).ask("hi")
+    assert answer.status is Status.TALK
+    assert answer.text == "Hello!"  # a mark that nothing stands behind is left out
+    assert answer.descriptions == ()
+    assert len(server.seen) == 1
+
+
+def test_a_blank_turn_costs_nothing(serve, bar):
+    server = serve()
+    assert Chatbot(answerer(bar, server)).ask("  ").status is Status.TALK
+    assert server.seen == []
+
+
+def test_a_follow_up_is_answered_from_what_was_cited(serve, bar):
+    follow = turn(kind="cited", question="What did the elk eat?")
+    server = serve(TurnPlan=[SEARCH, follow], Draft=elk)
+    bot = Chatbot(answerer(bar, server))
+    bot.ask("Which animals get drunk?")
+    answer = bot.ask("What did it eat?")
+    assert answer.status is Status.ANSWERED
+    assert answer.descriptions == ()
+    assert [hit.text for hit in answer.sources] == [DRUNK[1]]
+    assert server.seen[3].data["sources"] == [{"id": "s1", "text": DRUNK[1]}]
+    assert answer.citations[0].id == "row1"
+    assert answer.citations[0].metadata["year"] == 2001
+
+
+def test_a_follow_up_without_anything_cited_is_searched_for(serve, bar):
+    server = serve(TurnPlan=turn(kind="cited", question="What did the elk eat?"), Draft=elk)
+    answer = Chatbot(answerer(bar, server)).ask("What did it eat?")
+    assert answer.descriptions == ("What did the elk eat?",)
+    assert len(answer.sources) == 4
+
+
+def test_a_badly_asked_turn_is_told(serve, bar):
+    plan = turn("an intoxicated animal", kind="badly_asked", reply="Too vague.")
+    instances = {"instances": [{"description": "d1", "source": "d1s1"}]}
+    server = serve(TurnPlan=plan, Instances=instances)
+    answer = Chatbot(answerer(bar, server)).ask("stuff")
+    assert (answer.status, answer.text) == (Status.BADLY_ASKED, "Too vague.")
+    assert answer.suggestions[0].description == "an intoxicated animal"
+
+
+def test_it_says_when_nothing_was_found_and_remembers_that(serve, bar):
+    server = serve(TurnPlan=SEARCH, Draft=draft(found=False))
+    bot = Chatbot(answerer(bar, server))
+    answer = bot.ask("Which animals get drunk?")
+    assert answer.status is Status.NOT_IN_CORPUS
+    assert "does not answer this" in answer.text
+    assert len(bot.turns) == 1
+
+
+@pytest.mark.parametrize(
+    "fault", [Reply("nonsense"), Reply(None, message={"refusal": "no"}), error(500, "broken")]
+)
+def test_a_failed_turn_is_no_part_of_the_conversation(serve, bar, fault):
+    plants, elks = turn("a plant", question="Which plants?"), turn("an elk", question="Elks?")
+    script = by_schema(TurnPlan=[SEARCH, plants, elks], Draft=elk)
+    server = serve(lambda seen, n: script(seen, n) if n < 3 else fault)
+    bot = Chatbot(answerer(bar, server))
+    first = bot.ask("Which animals get drunk?")
+    failed = bot.ask("And plants?")
+    assert failed.status is Status.NO_ANSWER
+    assert bot.turns == (Turn("Which animals get drunk?", first),)
+    server.script = script
+    assert bot.ask("And elks?").status is Status.ANSWERED
+
+
+def test_a_broken_plan_is_survived(serve, bar):
+    server = serve(TurnPlan=Reply('{"kind": "dance"}'), Draft=elk)
+    answer = Chatbot(answerer(bar, server)).ask("Which animals get drunk?")
+    assert answer.status is Status.ANSWERED
+    assert answer.descriptions == ("Which animals get drunk?",)
+    assert answer.problem
+
+
+@pytest.mark.parametrize(("requests", "answered"), [(0, 0), (1, 0), (2, 1), (5, 2)])
+def test_the_budget_holds_over_the_conversation(serve, bar, requests, answered):
+    server = serve(TurnPlan=SEARCH, Draft=elk)
+    bot = Chatbot(answerer(bar, server, budget=Budget(requests=requests)))
+    statuses = [bot.ask(f"Question {n}?").status for n in range(3)]
+    # The second and third answers' requests differ from the first only where the turn does, so the
+    # third one is written from the cache of the client.
+    assert statuses[:answered] == [Status.ANSWERED] * answered
+    assert len(server.seen) <= requests
+    if requests < 2:
+        assert set(statuses) == {Status.OUT_OF_BUDGET}
+        assert bot.turns == ()
+
+
+@pytest.mark.parametrize("most", [0, 2])
+def test_the_oldest_turns_are_forgotten(serve, bar, most):
+    server = serve(TurnPlan=turn(kind="talk", reply="Yes."))
+    bot = Chatbot(answerer(bar, server), turns=most)
+    for n in range(4):
+        bot.ask(f"turn {n}")
+    assert [t.said for t in bot.turns] == ["turn 2", "turn 3"][:most]
+    shown = [t["user"] for t in server.seen[3].data["conversation"]]
+    assert shown == ["turn 1", "turn 2"][:most]
+
+
+def test_a_long_turn_cannot_fill_the_memory(serve, bar):
+    server = serve(TurnPlan=turn(kind="talk", reply="Yes."))
+    bot = Chatbot(answerer(bar, server))
+    bot.ask("short")
+    bot.ask("long " * MEMORY_CHARACTERS)
+    bot.ask("again")
+    assert [t.said for t in bot.turns] == ["again"]
+    assert len(server.seen[2].text) < MEMORY_CHARACTERS
+
+
+def test_a_conversation_is_saved_and_gone_on_with(serve, bar, tmp_path):
+    server = serve(TurnPlan=[SEARCH, turn(kind="cited", question="What?")], Draft=elk)
+    bot = Chatbot(answerer(bar, server))
+    bot.ask("Welche Tiere trinken? \u2028 äöü")
+    bot.save(tmp_path / "chat.json")
+    other = Chatbot(answerer(bar, server))
+    other.load(tmp_path / "chat.json")
+    assert [t.said for t in other.turns] == [t.said for t in bot.turns]
+    assert other.turns[0].answer.to_dict() == bot.turns[0].answer.to_dict()
+    assert other.turns == bot.turns
+    assert other.ask("What did it eat?").citations[0].text == DRUNK[1]
+    other.reset()
+    assert other.turns == ()
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "[]",
+        "{",
+        '{"format": 99, "turns": []}',
+        '{"format": 1}',
+        '{"format": 1, "turns": [{"said": "x"}]}',
+        '{"format": 1, "turns": [{"said": "x", "answer": {"status": "odd"}}]}',
+        "[" * 100_000,
+    ],
+)
+def test_what_is_no_conversation_is_refused(serve, bar, tmp_path, text):
+    (tmp_path / "chat.json").write_text(text)
+    bot = Chatbot(answerer(bar, serve()))
+    with pytest.raises(DataError, match="conversation"):
+        bot.load(tmp_path / "chat.json")
+    assert bot.turns == ()
+
+
+async def test_streams_in_threads(serve, bar):
+    server = serve(TurnPlan=SEARCH, Draft=elk)
+    bot = Chatbot(answerer(bar, server))
+    events = [event async for event in bot.astream("Which animals get drunk?")]
+    assert [type(event) for event in events] == [Planned, Found, Answer]
+    assert bot.turns[0].answer is events[-1]
+    await bot.aask("And now?")
+    assert len(bot.turns) == 2
+
+
+def test_turns_must_be_a_number_from_0_up(serve, bar):
+    with pytest.raises(ValueError, match="turns is -1"):
+        Chatbot(answerer(bar, serve()), turns=-1)
+
+
+class TestLangChain:
+    def test_a_question_gives_an_answer(self, serve, bar):
+        from langchain_core.runnables import RunnableLambda
+
+        from descsim_tools.agents.langchain import rag_runnable
+
+        plan = {"kind": "search", "problem": "", "descriptions": ["an intoxicated animal"]}
+        server = serve(QuestionPlan=plan, Draft=elk)
+        chain = rag_runnable(answerer(bar, server)) | RunnableLambda(lambda a: a.citations[0].id)
+        assert chain.invoke("Which animals get drunk?") == "row1"
+        assert chain.batch(["Which animals get drunk?"] * 2) == ["row1"] * 2
+
+    async def test_a_checkpointer_remembers_each_thread(self, serve, bar):
+        from langchain_core.messages import AIMessage, HumanMessage
+        from langgraph.checkpoint.memory import InMemorySaver
+        from langgraph.graph import START, MessagesState, StateGraph
+
+        from descsim_tools.agents.langchain import chat_runnable
+
+        server = serve(TurnPlan=[SEARCH, turn(kind="cited", question="What?"), SEARCH], Draft=elk)
+        bot = Chatbot(answerer(bar, server))
+        graph = StateGraph(MessagesState).add_node("chat", chat_runnable(bot))
+        graph = graph.add_edge(START, "chat").compile(checkpointer=InMemorySaver())
+
+        def thread(name):
+            return {"configurable": {"thread_id": name}}
+
+        def said(text):
+            return {"messages": [HumanMessage(text)]}
+
+        first = graph.invoke(said("Which animals get drunk?"), thread("1"))
+        assert isinstance(first["messages"][-1], AIMessage)
+        assert first["messages"][-1].text == "An elk did. [1]"
+        second = await graph.ainvoke(said("What did it eat?"), thread("1"))
+        assert len(second["messages"]) == 4
+        assert [t["user"] for t in server.seen[2].data["conversation"]] == [
+            "Which animals get drunk?"
+        ]
+        answer = second["messages"][-1].additional_kwargs["descsim_turn"]["answer"]
+        assert json.loads(json.dumps(answer))["citations"][0]["id"] == "row1"
+        assert answer["descriptions"] == []
+        graph.invoke(said("Which plants?"), thread("2"))
+        assert server.seen[4].data["conversation"] == []
+        assert bot.turns == ()
+
+    def test_the_last_message_must_be_a_users(self, serve, bar):
+        from langchain_core.messages import AIMessage
+
+        from descsim_tools.agents.langchain import chat_runnable
+
+        with pytest.raises(ValueError, match="need a HumanMessage"):
+            chat_runnable(Chatbot(answerer(bar, serve()))).invoke({"messages": [AIMessage("x")]})
+
+
+class TestLlamaIndex:
+    async def test_a_question_gives_typed_events_and_an_answer(self, serve, bar):
+        from descsim_tools.agents.llama_index import FoundEvent, PlannedEvent, RagWorkflow
+
+        plan = {"kind": "search", "problem": "", "descriptions": ["an intoxicated animal"]}
+        server = serve(QuestionPlan=plan, Draft=elk)
+        handler = RagWorkflow(answerer(bar, server)).run(question="Which animals get drunk?")
+        events = [event async for event in handler.stream_events()]
+        assert [type(event) for event in events][:2] == [PlannedEvent, FoundEvent]
+        assert events[0].planned.descriptions == ("an intoxicated animal",)
+        assert len(events[1].found.hits) == 4
+        answer = await handler
+        assert answer.text == "An elk did. [1]"
+
+    async def test_a_question_without_search_ends_early(self, serve, bar):
+        from descsim_tools.agents.llama_index import RagWorkflow
+
+        answer = await RagWorkflow(answerer(bar, serve())).run(question=" ")
+        assert answer.status is Status.BADLY_ASKED
+        plan = {"kind": "badly_asked", "problem": "Vague.", "descriptions": ["a merger"]}
+        server = serve(QuestionPlan=plan, Instances={"instances": []})
+        answer = await RagWorkflow(answerer(bar, server)).run(question="stuff")
+        assert (answer.status, answer.text) == (Status.BADLY_ASKED, "Vague.")
+
+    async def test_a_context_remembers_the_conversation(self, serve, bar):
+        from llama_index.core.workflow import Context
+
+        from descsim_tools.agents.llama_index import ChatWorkflow
+
+        server = serve(TurnPlan=[SEARCH, turn(kind="cited", question="What?")], Draft=quoting)
+        bot = Chatbot(answerer(bar, server))
+        workflow = ChatWorkflow(bot)
+        context = Context(workflow)
+        first = await workflow.run(said="Which animals get drunk?", ctx=context)
+        # The context is JSON, so the conversation can go on in another process.
+        restored = Context.from_dict(workflow, json.loads(json.dumps(context.to_dict())))
+        second = await workflow.run(said="What did it eat?", ctx=restored)
+        assert [h.id for h in second.sources] == [first.citations[0].id]
+        assert len(server.seen[2].data["conversation"]) == 1
+        assert bot.turns == ()
