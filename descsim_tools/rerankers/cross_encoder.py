@@ -16,13 +16,13 @@ from sentence_transformers.sentence_transformer.modules import Pooling
 from sentence_transformers.util import get_device_name
 from torch import nn
 
+from descsim_tools.calibration import Calibration
 from descsim_tools.encoders.delta import merge_delta, write_delta
 from descsim_tools.encoders.presets import BUNDLED
 from descsim_tools.encoders.weights import find_model, find_shipped
 from descsim_tools.errors import RerankerError
 from descsim_tools.quiet import quiet_loading
 from descsim_tools.rerankers.base import Reranker, Scores
-from descsim_tools.rerankers.calibration import Calibration
 
 logger = logging.getLogger(__name__)
 
