@@ -1,0 +1,208 @@
+"""How many instances are missed: from samples of what was rejected or never examined.
+
+Rows that are not matched fall into bands: those that the cross-encoder rejected, by probability,
+and those that it never read, by similarity. Of each band the share of instances is estimated, and
+the number is size x share, summed. What is known of a band:
+
+- probabilities by the cross-encoder, of all its rows or of a random sample, and
+- verdicts of the language model, the last judge, on a random sample, if there is one.
+
+Assumed, and told with the result:
+
+- The probabilities hold on average, but not for each query: their log-odds may be off by a common
+  shift, normal with a standard deviation of `SHIFT`.
+- Even a row that has nothing to do with the query gets some probability. The median of the band
+  that is farthest is taken as that, and deducted.
+- The language model is right.
+- A sample of a few rows cannot speak of thousands: the prior of a share weighs as much as one row,
+  at the cross-encoder's share, or Jeffreys' prior where nothing read the band.
+
+The interval comes from draws of the shift, of the sample (Bayesian bootstrap), of the share (beta)
+and of the number (binomial), added up draw by draw.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.special import expit, logit
+from scipy.stats import beta, binom
+
+from descsim_tools.agents.plan import Floats
+from descsim_tools.agents.statement import Band, Missed, Row
+
+CONFIDENCE = 0.95
+SHIFT = 1.0
+"""Standard deviation, over queries, of how far log-odds of instances are off."""
+
+_DRAWS = 4000
+_PARTS = 300
+"""Values that many probabilities are brought down to."""
+_BIN = 0.05
+_SHARES = (0.05, 0.25, 1.0)
+"""Ends of the bands of unread rows, as shares of their number, nearest first."""
+
+
+@dataclass(frozen=True, slots=True)
+class Evidence:
+    """What is known of a band.
+
+    Attributes:
+        name: For people.
+        size: Rows in it that may hold instances that nobody found.
+        probabilities: By the cross-encoder, of all its rows or a random sample.
+        judged: Rows of a random sample that the last judge decided.
+        found: How many of them are instances.
+    """
+
+    name: str
+    size: int
+    probabilities: tuple[float, ...] = ()
+    judged: int = 0
+    found: int = 0
+
+
+def estimate(bands: Sequence[Evidence], *, background: float = 0.0, judge: str = "") -> Missed:
+    """Estimate how many instances the bands hold.
+
+    Args:
+        bands: What is known of each.
+        background: Probability that the cross-encoder gives to what has nothing to do with it.
+        judge: Name of the model that judged the samples.
+    """
+    rng = np.random.default_rng(0)
+    shift = np.concatenate([[0.0], rng.normal(0.0, SHIFT, _DRAWS)])  # the first is the estimate
+    total = np.zeros(_DRAWS)
+    told: list[Band] = []
+    for band in bands:
+        share = _share(band, background, shift, rng)
+        expected = band.size * share[0]
+        total += binom.rvs(band.size, share[1:], random_state=rng)
+        told.append(
+            Band(
+                band.name,
+                band.size,
+                len(band.probabilities),
+                band.judged,
+                band.found,
+                round(float(expected), 3),
+            )
+        )
+    tail = (1 - CONFIDENCE) / 2
+    low, high = np.quantile(total, [tail, 1 - tail], method="inverted_cdf")
+    return Missed(
+        float(sum(band.estimate for band in told)),
+        int(low),
+        int(high),
+        CONFIDENCE,
+        _method(bands, judge),
+        tuple(told),
+    )
+
+
+def _share(
+    band: Evidence, background: float, shift: Floats, rng: np.random.Generator
+) -> NDArray[np.float64]:
+    """Return the share of instances: the estimate, and a draw for each shift after the first."""
+    prior = np.full(len(shift), 0.5)
+    if band.probabilities:
+        p = np.sort(np.clip(band.probabilities, 1e-9, 1 - 1e-9))
+        parts = np.array_split(p, min(len(p), _PARTS))
+        p, weights = np.array([part.mean() for part in parts]), np.array([len(x) for x in parts])
+        shifted = np.maximum(expit(logit(p)[None, :] + shift[:, None]) - background, 0.0)
+        # Where all rows were read, nothing of the sample is in doubt.
+        whole = len(band.probabilities) >= band.size
+        drawn = np.tile(weights / weights.sum(), (len(shift), 1))
+        if not whole:
+            drawn[1:] = rng.dirichlet(weights, len(shift) - 1)
+        prior = (drawn * shifted).sum(axis=1)
+    if band.judged == 0 and band.probabilities:
+        return np.asarray(np.clip(prior, 0.0, 1.0), dtype=np.float64)
+    missed = band.judged - band.found
+    posterior = beta.rvs(
+        np.maximum(prior, 1e-6) + band.found,
+        np.maximum(1 - prior, 1e-6) + missed,
+        random_state=rng,
+    )
+    share = np.asarray(posterior, dtype=np.float64)
+    share[0] = band.found / band.judged if band.judged else prior[0]
+    return share
+
+
+def _method(bands: Sequence[Evidence], judge: str) -> str:
+    judged = sum(band.judged for band in bands)
+    parts = ["Rows not matched are put into bands by probability and similarity"]
+    if judged:
+        parts.append(f"{judged} rows drawn from them were judged by {judge}, taken as right")
+    if any(band.probabilities for band in bands):
+        parts.append(
+            "the cross-encoder's probabilities, less what it gives to unrelated rows, are taken "
+            f"as right on average, with a shift of the log-odds of s.d. {SHIFT:g} for a query"
+        )
+    parts.append("draws of share and number, added over the bands, give the interval")
+    return "; ".join(parts) + "."
+
+
+@dataclass
+class Survey:
+    """Counts what was never read by similarity, in constant memory, and draws from it.
+
+    A row is drawn by the hash of its id, so that the same store gives the same sample.
+    """
+
+    sample: int
+    rows: int = 0
+    unread: int = 0
+    _counts: dict[int, int] = field(default_factory=dict)
+    _drawn: dict[int, list[tuple[int, str]]] = field(default_factory=dict)
+
+    def add(self, ids: Sequence[str], similarity: Floats, read: Iterable[bool]) -> None:
+        """Count a page of rows; those that were read are left out."""
+        bins = np.floor(similarity / _BIN).astype(int).tolist()
+        for id_, number, was_read in zip(ids, bins, read, strict=True):
+            self.rows += 1
+            if was_read:
+                continue
+            self.unread += 1
+            self._counts[number] = self._counts.get(number, 0) + 1
+            drawn = self._drawn.setdefault(number, [])
+            drawn.append((_hash(id_), id_))
+            if len(drawn) >= 4 * self.sample:
+                self._drawn[number] = sorted(drawn)[: self.sample]
+
+    def strata(self) -> list[tuple[str, int, list[str]]]:
+        """Return (name, size, ids of a random sample) of each band, the nearest first."""
+        order = sorted(self._counts, reverse=True)
+        groups: list[list[int]] = [[]]
+        done = 0
+        for number in order:
+            if groups[-1] and done > _SHARES[min(len(groups), len(_SHARES)) - 1] * self.unread:
+                groups.append([])
+            groups[-1].append(number)
+            done += self._counts[number]
+        return [self._stratum(group) for group in groups if group]
+
+    def _stratum(self, bins: list[int]) -> tuple[str, int, list[str]]:
+        """Merge bins: below the lowest end of what was kept of a full bin, all were kept."""
+        kept = {number: sorted(self._drawn[number])[: self.sample] for number in bins}
+        ends = [rows[-1][0] for n, rows in kept.items() if self._counts[n] > len(rows)]
+        end = min(ends, default=2**64)
+        drawn = sorted(row for rows in kept.values() for row in rows if row[0] <= end)
+        low, high = bins[-1] * _BIN, (bins[0] + 1) * _BIN
+        size = sum(self._counts[number] for number in bins)
+        name = f"not examined, similarity {low:.2f} to {high:.2f}"
+        return name, size, [id_ for _, id_ in drawn[: self.sample]]
+
+
+def by_hash(rows: Sequence[Row]) -> list[Row]:
+    """Return rows in an order that has nothing to do with what they say."""
+    return sorted(rows, key=lambda row: _hash(row.id))
+
+
+def _hash(id_: str) -> int:
+    digest = hashlib.blake2b(id_.encode(errors="replace"), digest_size=8).digest()
+    return int.from_bytes(digest, "big")
