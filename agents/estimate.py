@@ -33,11 +33,16 @@ from scipy.special import expit, logit
 from scipy.stats import beta, binom
 
 from descsim_tools.agents.plan import Floats
-from descsim_tools.agents.statement import Band, Missed, Row
+from descsim_tools.agents.statement import Band, Missed, Row, Statement
 
 CONFIDENCE = 0.95
 SHIFT = 1.0
 """Standard deviation, over queries, of how far log-odds of instances are off."""
+
+UNREAD = "never read"
+"""Name of a band of rows that were not candidates."""
+SAMPLED = "the sample"
+"""What such a row is found by."""
 
 _DRAWS = 4000
 _PARTS = 300
@@ -52,7 +57,9 @@ class Evidence:
     """What is known of a band.
 
     Attributes:
-        name: For people.
+        name: `UNREAD`, or another for people.
+        low: Lower end of the band, in similarity if it is `UNREAD`, else in probability.
+        high: Upper end, which is not within.
         size: Rows in it that may hold instances that nobody found.
         probabilities: By the cross-encoder, of all its rows or a random sample.
         judged: Rows of a random sample that the last judge decided.
@@ -60,6 +67,8 @@ class Evidence:
     """
 
     name: str
+    low: float
+    high: float
     size: int
     probabilities: tuple[float, ...] = ()
     judged: int = 0
@@ -85,6 +94,8 @@ def estimate(bands: Sequence[Evidence], *, background: float = 0.0, judge: str =
         told.append(
             Band(
                 band.name,
+                band.low,
+                band.high,
                 band.size,
                 len(band.probabilities),
                 band.judged,
@@ -102,6 +113,37 @@ def estimate(bands: Sequence[Evidence], *, background: float = 0.0, judge: str =
         _method(bands, judge),
         tuple(told),
     )
+
+
+def reestimate(statement: Statement, accept: float) -> Missed:
+    """Estimate what would be missed if the cross-encoder alone decided, at another cut.
+
+    Args:
+        statement: Of a search without a model, with an estimate.
+        accept: Least probability of an instance.
+
+    Raises:
+        ValueError: It has no estimate.
+    """
+    if statement.missed is None:
+        raise ValueError("the statement has no estimate to start from")
+    bands: list[Evidence] = []
+    background = 0.0
+    drawn = [row for row in statement.rows if row.found_by == SAMPLED]
+    for band in statement.missed.bands:
+        if band.name == UNREAD:
+            p = tuple(
+                row.probability
+                for row in drawn
+                if row.probability is not None and band.low <= row.score < band.high
+            )
+            bands.append(Evidence(UNREAD, band.low, band.high, band.size, p))
+            background = float(np.median(p)) if p else background
+    read = [row.probability for row in statement.rows if row.probability is not None]
+    rejected = tuple(p for p in read if p < accept)
+    bands.append(Evidence("rejected by the cross-encoder", 0.0, accept, len(rejected), rejected))
+    known = [band for band in bands if band.size and band.probabilities]
+    return estimate(known, background=background)
 
 
 def _share(
@@ -147,6 +189,23 @@ def _method(bands: Sequence[Evidence], judge: str) -> str:
     return "; ".join(parts) + "."
 
 
+@dataclass(frozen=True, slots=True)
+class Stratum:
+    """Rows that were never read, of about the same similarity.
+
+    Attributes:
+        low: Lower end of their similarity.
+        high: Upper end, which is not within.
+        size: How many there are.
+        ids: Of a random sample.
+    """
+
+    low: float
+    high: float
+    size: int
+    ids: tuple[str, ...]
+
+
 @dataclass
 class Survey:
     """Counts what was never read by similarity, in constant memory, and draws from it.
@@ -174,8 +233,8 @@ class Survey:
             if len(drawn) >= 4 * self.sample:
                 self._drawn[number] = sorted(drawn)[: self.sample]
 
-    def strata(self) -> list[tuple[str, int, list[str]]]:
-        """Return (name, size, ids of a random sample) of each band, the nearest first."""
+    def strata(self) -> list[Stratum]:
+        """Return the bands, the nearest first."""
         order = sorted(self._counts, reverse=True)
         groups: list[list[int]] = [[]]
         done = 0
@@ -186,16 +245,15 @@ class Survey:
             done += self._counts[number]
         return [self._stratum(group) for group in groups if group]
 
-    def _stratum(self, bins: list[int]) -> tuple[str, int, list[str]]:
+    def _stratum(self, bins: list[int]) -> Stratum:
         """Merge bins: below the lowest end of what was kept of a full bin, all were kept."""
         kept = {number: sorted(self._drawn[number])[: self.sample] for number in bins}
         ends = [rows[-1][0] for n, rows in kept.items() if self._counts[n] > len(rows)]
         end = min(ends, default=2**64)
         drawn = sorted(row for rows in kept.values() for row in rows if row[0] <= end)
-        low, high = bins[-1] * _BIN, (bins[0] + 1) * _BIN
+        low, high = round(bins[-1] * _BIN, 2), round((bins[0] + 1) * _BIN, 2)
         size = sum(self._counts[number] for number in bins)
-        name = f"not examined, similarity {low:.2f} to {high:.2f}"
-        return name, size, [id_ for _, id_ in drawn[: self.sample]]
+        return Stratum(low, high, size, tuple(id_ for _, id_ in drawn[: self.sample]))
 
 
 def by_hash(rows: Sequence[Row]) -> list[Row]:

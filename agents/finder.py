@@ -15,7 +15,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from descsim_tools.agents.decisions import Decisions, read_decisions
-from descsim_tools.agents.estimate import Evidence, Survey, by_hash, estimate
+from descsim_tools.agents.estimate import (
+    SAMPLED,
+    UNREAD,
+    Evidence,
+    Stratum,
+    Survey,
+    by_hash,
+    estimate,
+)
 from descsim_tools.agents.expand import NEIGHBOURS, SEEDS, new_descriptions
 from descsim_tools.agents.judge import LLMJudge, decide, find_span, probabilities
 from descsim_tools.agents.plan import Floats, Plan, Query, Searches, failure_of, make_plan
@@ -553,8 +561,8 @@ class _Search:
         share = max(1, self._settings.sample // (len(strata) + 2))
         bands: list[Evidence] = []
         background = 0.0
-        for name, size, ids in strata:
-            band = yield from self._stratum(name, size, ids, share)
+        for stratum in strata:
+            band = yield from self._stratum(stratum, share)
             bands.append(band)
             if band.probabilities:  # of the farthest band, in the end
                 background = float(np.median(band.probabilities))
@@ -565,7 +573,7 @@ class _Search:
             return None
         return estimate(bands, background=background, judge=self._llm.model if self._llm else "")
 
-    def _survey(self) -> list[tuple[str, int, list[str]]]:
+    def _survey(self) -> list[Stratum]:
         """Count and sample what nobody read."""
         survey = Survey(self._settings.sample)
         for ids, vectors in self._store.vector_pages(self._where):
@@ -577,11 +585,11 @@ class _Search:
         self._stored = survey.rows
         return survey.strata()
 
-    def _stratum(self, name: str, size: int, ids: list[str], share: int) -> _Steps[Evidence]:
+    def _stratum(self, stratum: Stratum, share: int) -> _Steps[Evidence]:
         """Judge a sample of what was never read: all by the cross-encoder, some by the model."""
-        ids = ids if self._reranker is not None else ids[:share]
+        ids = stratum.ids if self._reranker is not None else stratum.ids[:share]
         hits = [Hit(str(r.id), 0.0, 1, r.text, r.metadata) for r in self._store.get(ids)]
-        self._take(hits, "the sample")
+        self._take(hits, SAMPLED)
         yield from self._read([self._rows[hit.id] for hit in hits], all_of_them=True)
         rows = [self._rows[hit.id] for hit in hits]
         judged, found = yield from self._judge_sample(rows[:share])
@@ -590,7 +598,8 @@ class _Search:
             [row for row in waiting if row.verdict.decided_by in (None, Decider.SCORE)]
         )
         chances = tuple(row.probability for row in rows if row.probability is not None)
-        return Evidence(name, size - len(rows), chances, judged, found)
+        left = stratum.size - len(rows)
+        return Evidence(UNREAD, stratum.low, stratum.high, left, chances, judged, found)
 
     def _rejected_bands(self, share: int) -> _Steps[list[Evidence]]:
         """Judge a sample of what the cross-encoder rejected, of the likelier and the others."""
@@ -603,14 +612,14 @@ class _Search:
         ]
         low = self._settings.uncertain[0] if self._llm else self._settings.accept
         bands = []
-        for name, least, most in (("near", low / 5, 1.0), ("far", 0.0, low / 5)):
+        for least, most in ((low / 5, 1.0), (0.0, low / 5)):
             inside = [(p, row) for p, row in rejected if least <= p < most]
             rows = by_hash([row for _, row in inside])[:share]
             judged, found = yield from self._judge_sample(rows)
             left = len(inside) - judged
             chances = tuple(p for p, _ in inside)
-            name = f"rejected by the cross-encoder, {name} the cut"
-            bands.append(Evidence(name, left, chances, judged, found))
+            name = "rejected by the cross-encoder"
+            bands.append(Evidence(name, least, min(most, low), left, chances, judged, found))
         return bands
 
     def _judge_sample(self, rows: Sequence[Row]) -> _Steps[tuple[int, int]]:

@@ -9,7 +9,8 @@ from html import escape
 from pathlib import Path
 
 from descsim_tools.agents.decisions import FORMULA
-from descsim_tools.agents.statement import Missed, Row, Statement, Status
+from descsim_tools.agents.estimate import UNREAD
+from descsim_tools.agents.statement import Band, Missed, Row, Statement, Status
 
 FORMATS = (".html", ".jsonl", ".csv")
 
@@ -141,7 +142,7 @@ def _missed(missed: Missed | None) -> str:
     if missed is None:
         return ""
     rows = "".join(
-        f"<tr><td>{escape(band.name)}</td>"
+        f"<tr><td>{escape(_band_name(band))}</td>"
         f"<td class=number>{band.size:,}</td><td class=number>{band.read:,}</td>"
         f"<td class=number>{band.judged:,}</td><td class=number>{band.found:,}</td>"
         f"<td class=number>{band.estimate:.2f}</td></tr>"
@@ -155,6 +156,11 @@ def _missed(missed: Missed | None) -> str:
         f"{missed.low:,} to {missed.high:,}.</p>\n"
         f"<table>{head}{rows}</table>\n<p class=small>{escape(missed.method)}</p>"
     )
+
+
+def _band_name(band: Band) -> str:
+    unit = "similarity" if band.name == UNREAD else "probability"
+    return f"{band.name}, {unit} {band.low:.2f} to {band.high:.2f}"
 
 
 def _table(rows: Iterable[Row]) -> str:

@@ -138,6 +138,8 @@ class Band:
 
     Attributes:
         name: For people.
+        low: Lower end of the band, in similarity or probability.
+        high: Upper end, which is not within.
         size: Rows in it.
         read: Rows of it that the cross-encoder read.
         judged: Rows of it that the language model judged as a sample.
@@ -146,6 +148,8 @@ class Band:
     """
 
     name: str
+    low: float
+    high: float
     size: int
     read: int
     judged: int
