@@ -9,8 +9,12 @@ the number is size x share, summed. What is known of a band:
 
 Assumed, and told with the result:
 
-- The probabilities hold on average, but not for each query: their log-odds may be off by a common
-  shift, normal with a standard deviation of `SHIFT`.
+- The probabilities hold where half of the sentences are instances, as where they were fitted. Here
+  fewer are, the base rate, which lowers log-odds. How much of that to apply is not known, since the
+  others are no harder to tell than those they were fitted on: anything from none to all of it is
+  taken as equally likely, and half of it for the estimate.
+- They hold on average, but not for each query: their log-odds may be off by a common shift, normal
+  with a standard deviation of `SHIFT`.
 - Even a row that has nothing to do with the query gets some probability. The median of the band
   that is farthest is taken as that, and deducted.
 - The language model is right.
@@ -36,7 +40,7 @@ from descsim_tools.agents.plan import Floats
 from descsim_tools.agents.statement import Band, Missed, Row, Statement
 
 CONFIDENCE = 0.95
-SHIFT = 1.0
+SHIFT = 0.7
 """Standard deviation, over queries, of how far log-odds of instances are off."""
 
 UNREAD = "never read"
@@ -75,16 +79,25 @@ class Evidence:
     found: int = 0
 
 
-def estimate(bands: Sequence[Evidence], *, background: float = 0.0, judge: str = "") -> Missed:
+def estimate(
+    bands: Sequence[Evidence],
+    *,
+    base_rate: float = 0.5,
+    background: float = 0.0,
+    judge: str = "",
+) -> Missed:
     """Estimate how many instances the bands hold.
 
     Args:
         bands: What is known of each.
+        base_rate: Share of instances among the examined rows.
         background: Probability that the cross-encoder gives to what has nothing to do with it.
         judge: Name of the model that judged the samples.
     """
     rng = np.random.default_rng(0)
-    shift = np.concatenate([[0.0], rng.normal(0.0, SHIFT, _DRAWS)])  # the first is the estimate
+    rarity = min(0.0, float(logit(np.clip(base_rate, 1e-6, 0.5))))
+    drawn = rarity * rng.random(_DRAWS) + rng.normal(0.0, SHIFT, _DRAWS)
+    shift = np.concatenate([[rarity / 2], drawn])  # the first is the estimate's
     total = np.zeros(_DRAWS)
     told: list[Band] = []
     for band in bands:
@@ -143,7 +156,14 @@ def reestimate(statement: Statement, accept: float) -> Missed:
     rejected = tuple(p for p in read if p < accept)
     bands.append(Evidence("rejected by the cross-encoder", 0.0, accept, len(rejected), rejected))
     known = [band for band in bands if band.size and band.probabilities]
-    return estimate(known, background=background)
+    return estimate(
+        known, base_rate=base_rate(len(read) - len(rejected), len(read)), background=background
+    )
+
+
+def base_rate(matched: int, examined: int) -> float:
+    """Return the share of instances among examined rows, never quite 0 or 1."""
+    return (matched + 0.5) / (examined + 1)
 
 
 def _share(
@@ -155,7 +175,8 @@ def _share(
         p = np.sort(np.clip(band.probabilities, 1e-9, 1 - 1e-9))
         parts = np.array_split(p, min(len(p), _PARTS))
         p, weights = np.array([part.mean() for part in parts]), np.array([len(x) for x in parts])
-        shifted = np.maximum(expit(logit(p)[None, :] + shift[:, None]) - background, 0.0)
+        any_row = expit(logit(max(background, 1e-9)) + shift)[:, None]
+        shifted = np.maximum(expit(logit(p)[None, :] + shift[:, None]) - any_row, 0.0)
         # Where all rows were read, nothing of the sample is in doubt.
         whole = len(band.probabilities) >= band.size
         drawn = np.tile(weights / weights.sum(), (len(shift), 1))
@@ -182,8 +203,9 @@ def _method(bands: Sequence[Evidence], judge: str) -> str:
         parts.append(f"{judged} rows drawn from them were judged by {judge}, taken as right")
     if any(band.probabilities for band in bands):
         parts.append(
-            "the cross-encoder's probabilities, less what it gives to unrelated rows, are taken "
-            f"as right on average, with a shift of the log-odds of s.d. {SHIFT:g} for a query"
+            "the cross-encoder's probabilities, less what it gives to unrelated rows and lowered "
+            "by none to all of the base rate, are taken as right on average, with a shift of the "
+            f"log-odds of s.d. {SHIFT:g} for a query"
         )
     parts.append("draws of share and number, added over the bands, give the interval")
     return "; ".join(parts) + "."

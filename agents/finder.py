@@ -21,6 +21,7 @@ from descsim_tools.agents.estimate import (
     Evidence,
     Stratum,
     Survey,
+    base_rate,
     by_hash,
     estimate,
 )
@@ -571,7 +572,12 @@ class _Search:
         unknown = any(not band.probabilities and not band.judged for band in bands)
         if unknown or self._cancel.is_set():
             return None
-        return estimate(bands, background=background, judge=self._llm.model if self._llm else "")
+        return estimate(
+            bands,
+            base_rate=base_rate(self._matched(), len(self._rows)),
+            background=background,
+            judge=self._llm.model if self._llm else "",
+        )
 
     def _survey(self) -> list[Stratum]:
         """Count and sample what nobody read."""

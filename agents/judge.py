@@ -43,7 +43,7 @@ _DOWN_AFTER = 5
 """So many batches without any answer, one after the other, mean that the server is down."""
 _LOOKS_LIKE_ORDERS = re.compile(
     r"\b(ignore|disregard|forget|override)\b.{0,60}\b(instruction|above|previous|prior|rule|row)"
-    r"|\b(system|assistant|user)\s*:|\bverdict\b|\bprompt\b|\byou (must|should|are now|will)\b"
+    r"|\b(system|assistant|user)\s*:|\byou are now\b"
     r"|</?\w+>|\"\s*:\s*[\"\[{]|\b(all|other|every) (rows|sentences|ids?)\b",
     re.IGNORECASE,
 )

@@ -19,7 +19,7 @@ class FinderSettings:
         rounds: Most rounds after the first.
         min_yield: Least share of instances among the rows a round adds; below it the search stops.
         sample: Rows drawn to estimate what is missed; 0 leaves the estimate out.
-        batch: Rows in one request to the model.
+        batch: Rows in one request to the model; with 1 no row is read beside another.
     """
 
     depth: int = 200
