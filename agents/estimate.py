@@ -18,23 +18,26 @@ Assumed, and told with the result:
 - Even a row that has nothing to do with the query gets some probability. The median of the band
   that is farthest is taken as that, and deducted.
 - The language model is right.
-- A sample of a few rows cannot speak of thousands: the prior of a share weighs as much as one row,
-  at the cross-encoder's share, or Jeffreys' prior where nothing read the band.
+- A sample of a few rows cannot speak of thousands. So where a band was sampled for the language
+  model, the share is first what the cross-encoder says, off by a further shift with heavy tails
+  (Student's t), or, with a probability of `_DOUBT` and where nothing read the band, anything
+  (Jeffreys' prior); and then what explains the sample.
 
-The interval comes from draws of the shift, of the sample (Bayesian bootstrap), of the share (beta)
-and of the number (binomial), added up draw by draw.
+The interval comes from draws of the shift, of the sample (Bayesian bootstrap), of the share and of
+the number (binomial), added up draw by draw.
 """
 
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy.special import expit, logit
-from scipy.stats import beta, binom
+from scipy.stats import beta, binom, t
 
 from descsim_tools.agents.plan import Floats
 from descsim_tools.agents.statement import Band, Missed, Row, Statement
@@ -49,6 +52,9 @@ SAMPLED = "the sample"
 """What such a row is found by."""
 
 _DRAWS = 4000
+_FREEDOM = 2
+_DOUBT = 0.1
+"""Probability that the cross-encoder says nothing about a band."""
 _PARTS = 300
 """Values that many probabilities are brought down to."""
 _BIN = 0.05
@@ -102,7 +108,6 @@ def estimate(
     told: list[Band] = []
     for band in bands:
         share = _share(band, background, shift, rng)
-        expected = band.size * share[0]
         total += binom.rvs(band.size, share[1:], random_state=rng)
         told.append(
             Band(
@@ -113,15 +118,16 @@ def estimate(
                 len(band.probabilities),
                 band.judged,
                 band.found,
-                round(float(expected), 3),
+                round(float(band.size * share[0]), 3),
             )
         )
     tail = (1 - CONFIDENCE) / 2
     low, high = np.quantile(total, [tail, 1 - tail], method="inverted_cdf")
+    expected = float(sum(band.estimate for band in told))
     return Missed(
-        float(sum(band.estimate for band in told)),
-        int(low),
-        int(high),
+        expected,
+        min(int(low), math.floor(expected)),
+        max(int(high), math.ceil(expected)),
         CONFIDENCE,
         _method(bands, judge),
         tuple(told),
@@ -170,7 +176,7 @@ def _share(
     band: Evidence, background: float, shift: Floats, rng: np.random.Generator
 ) -> NDArray[np.float64]:
     """Return the share of instances: the estimate, and a draw for each shift after the first."""
-    prior = np.full(len(shift), 0.5)
+    prior = np.full(len(shift), 0.5)  # of a band that nobody read; only a sample can tell
     if band.probabilities:
         p = np.sort(np.clip(band.probabilities, 1e-9, 1 - 1e-9))
         parts = np.array_split(p, min(len(p), _PARTS))
@@ -183,17 +189,23 @@ def _share(
         if not whole:
             drawn[1:] = rng.dirichlet(weights, len(shift) - 1)
         prior = (drawn * shifted).sum(axis=1)
-    if band.judged == 0 and band.probabilities:
-        return np.asarray(np.clip(prior, 0.0, 1.0), dtype=np.float64)
-    missed = band.judged - band.found
-    posterior = beta.rvs(
-        np.maximum(prior, 1e-6) + band.found,
-        np.maximum(1 - prior, 1e-6) + missed,
-        random_state=rng,
-    )
-    share = np.asarray(posterior, dtype=np.float64)
-    share[0] = band.found / band.judged if band.judged else prior[0]
-    return share
+    prior = np.clip(prior, 1e-9, 1 - 1e-9)
+    return _after_judging(band, prior, rng) if band.judged else prior
+
+
+def _after_judging(
+    band: Evidence, prior: NDArray[np.float64], rng: np.random.Generator
+) -> NDArray[np.float64]:
+    """Weigh draws of a share by how well they explain the judged sample, and draw from them."""
+    draws = len(prior)
+    odds = logit(prior) + t.rvs(_FREEDOM, size=draws, random_state=rng)
+    ignorant = beta.rvs(0.5, 0.5, size=draws, random_state=rng)
+    unread = not band.probabilities
+    share = np.where(unread | (rng.random(draws) < _DOUBT), ignorant, expit(odds))
+    weights = binom.pmf(band.found, band.judged, share)
+    drawn = rng.choice(share, draws, p=weights / weights.sum())
+    drawn[0] = np.median(drawn)
+    return np.asarray(drawn, dtype=np.float64)
 
 
 def _method(bands: Sequence[Evidence], judge: str) -> str:

@@ -19,7 +19,7 @@ from descsim_tools.store import Store
 from descsim_tools.store.manifest import Manifest
 from tests.fake_llm import Reply, Seen
 
-DIM = 64
+DIM = 1024
 FORGERY = "people deceived by forged documents"
 QUICK = FinderSettings(depth=10, sample=6)
 

@@ -216,8 +216,8 @@ def test_a_passing_fault_is_passed_over(index, reply):
 
 
 def test_a_server_that_hangs_and_one_that_is_down(index):
-    slow = Model(lambda seen, n: Reply(delay=3) if n == 0 else None)
-    statement, _ = ask(index, slow, llm={"timeout": 0.5})
+    slow = Model(lambda seen, n: Reply(delay=30) if n == 0 else None)
+    statement, _ = ask(index, slow, llm={"timeout": 3})
     assert statement.unjudged_for == {"no answer": 5}
     assert str(statement.ended_by) == "done"
     down = Model(lambda seen, n: error(500, "down"))
@@ -344,13 +344,19 @@ async def test_a_cancelled_task_sends_no_more(index, tmp_path):
 
 
 def test_new_descriptions_find_more(tmp_path):
-    hidden = "counterfeit ledgers fooled investors true p=0.5"
-    with make_index([*SURE, *noise(40), hidden], tmp_path / "s") as index:
+    hidden = "counterfeit ledgers fooled investors true"
+
+    def unsure(description, text):
+        return 0.5 if text == hidden else marked(description, text)
+
+    decoys = [f"people meet friends in week {n}" for n in range(40)]
+    with make_index([*SURE, *decoys, hidden], tmp_path / "s") as index:
         settings = replace(SETTINGS, depth=4, rounds=1)
         model = Model()
-        alone, _ = ask(index, model, settings=settings)
+        options = {"settings": settings, "probability": unsure}
+        alone, _ = ask(index, model, **options)
         model.more = ["counterfeit ledgers", FORGERY]
-        statement, seen = ask(index, model, settings=settings)
+        statement, seen = ask(index, model, **options)
     assert hidden not in by_text(alone)
     assert by_text(statement)[hidden] == "matched"
     assert statement.rounds[1].descriptions == ("counterfeit ledgers",)
@@ -376,6 +382,7 @@ def test_without_budget_for_the_sample_the_cross_encoder_speaks(index):
     settings = replace(SETTINGS, sample=12)
     statement, _ = ask(index, Model(), settings=settings, llm={"budget": Budget(requests=6)})
     assert str(statement.ended_by) == "budget"
+    assert statement.decided_by["model"] == 23
     assert statement.unjudged == 0
     assert statement.missed is not None
     assert all(band.judged == 0 for band in statement.missed.bands)
