@@ -417,8 +417,8 @@ class _Search:
         self._seeded |= {row.id for row in fresh}
         vectors = self._store.vectors([row.id for row in fresh])
         for row, vector in zip(fresh, vectors, strict=True):
-            hits = self._store.query(vector, NEIGHBOURS, self._where)
-            self._take(hits, f"near {row.id}")
+            found_by = f"near {row.id}"
+            self._take(self._query(found_by, vector, NEIGHBOURS), found_by)
         return len(fresh)
 
     def _retrieve(self) -> None:
@@ -428,12 +428,22 @@ class _Search:
             if depth and not self._still_yields(number):
                 continue
             deeper = max(self._settings.depth, 2 * depth)
-            hits = self._store.query(self._vectors[number], deeper, self._where)
+            hits = self._query(text, self._vectors[number], deeper)
             self._depths[number] = deeper
             # Fewer hits than asked for are all there are.
             tail = hits[max(depth, deeper // 2) :] if len(hits) == deeper else []
             self._last[number] = [hit.id for hit in tail]
             self._take(hits, text)
+
+    def _query(self, name: str, vector: NDArray[np.float32], k: int) -> list[Hit]:
+        """Ask the store, or the record if the store was asked before and has not grown since."""
+        search = f"{k} of {self._store.count()}: {name}"
+        ids = self._record.hits(search)
+        if ids is not None:
+            return [Hit(str(r.id), 0.0, 1, r.text, r.metadata) for r in self._store.get(ids)]
+        hits = self._store.query(vector, k, self._where)
+        self._record.add_hits(search, [hit.id for hit in hits])
+        return hits
 
     def _still_yields(self, number: int) -> bool:
         last = [self._rows[id_] for id_ in self._last[number]]

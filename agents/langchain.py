@@ -5,7 +5,7 @@ Needs `pip install "descsim-tools[langchain]"`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from descsim_tools.errors import DescsimError, require
@@ -35,16 +35,26 @@ def find_instances_tool(
         description: What tells the model how to use it.
     """
 
-    def find(concept: str, **conditions: list[str]) -> tuple[str, Statement]:
+    def find(
+        concept: str,
+        all_of: Sequence[str] = (),
+        any_of: Sequence[str] = (),
+        none_of: Sequence[str] = (),
+    ) -> tuple[str, Statement]:
         try:
-            statement = finder.find(concept, **conditions)  # type: ignore[misc]
+            statement = finder.find(concept, all_of=all_of, any_of=any_of, none_of=none_of)
         except (DescsimError, ValueError) as error:
             raise ToolException(f"The search failed: {error}") from error
         return answer(statement), statement
 
-    async def afind(concept: str, **conditions: list[str]) -> tuple[str, Statement]:
+    async def afind(
+        concept: str,
+        all_of: Sequence[str] = (),
+        any_of: Sequence[str] = (),
+        none_of: Sequence[str] = (),
+    ) -> tuple[str, Statement]:
         try:
-            statement = await finder.afind(concept, **conditions)  # type: ignore[misc]
+            statement = await finder.afind(concept, all_of=all_of, any_of=any_of, none_of=none_of)
         except (DescsimError, ValueError) as error:
             raise ToolException(f"The search failed: {error}") from error
         return answer(statement), statement
@@ -84,7 +94,7 @@ class FindInstancesNode:
         names = ("all_of", "any_of", "none_of", "where", "decisions", "record")
         given = {name: _of(state, name) for name in names}
         options = {name: value for name, value in given.items() if value is not None}
-        statement = self._finder.find(_of(state, "concept"), **options)  # type: ignore[misc]
+        statement = self._finder.find(_of(state, "concept"), **options)
         return {
             "instances": [row.to_dict() for row in statement.instances],
             "statement": statement.to_dict(),

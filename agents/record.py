@@ -49,6 +49,7 @@ class FindRecord:
         self.plan: Plan | None = None
         self.descriptions: dict[int, list[str]] = {}
         self.earlier = Cost()
+        self._hits: dict[str, list[str]] = {}
         self._scores: dict[str, tuple[float, bool]] = {}
         self._verdicts: dict[str, Verdict] = {}
         self._run = Cost()
@@ -72,6 +73,15 @@ class FindRecord:
     def verdict(self, row: Row) -> Verdict | None:
         """Return what a model said of a row, if it was asked before."""
         return self._verdicts.get(_key(row))
+
+    def hits(self, search: str) -> list[str] | None:
+        """Return the ids that a search gave, if it was made before."""
+        return self._hits.get(search)
+
+    def add_hits(self, search: str, ids: list[str]) -> None:
+        """Keep what a search gave: an approximate index may give other rows once reopened."""
+        self._hits[search] = ids
+        self._write("hits", search=search, ids=ids)
 
     def add_plan(self, plan: Plan) -> None:
         """Keep the plan."""
@@ -153,6 +163,8 @@ class FindRecord:
                 self.plan = Plan.from_dict(entry["plan"])
             case "descriptions":
                 self.descriptions[entry["round"]] = entry["descriptions"]
+            case "hits":
+                self._hits[entry["search"]] = entry["ids"]
             case "score":
                 self._scores[entry["key"]] = (entry["p"], entry["truncated"])
             case "verdict":

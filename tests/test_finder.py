@@ -278,6 +278,16 @@ def whole_reads(content):
     return content.count(b'"event": "score"')
 
 
+def test_a_store_that_grew_is_searched_again(tmp_path):
+    with make_index([FORGED[0], "x"], tmp_path / "s") as index:
+        assert finder_of(index).find(FORGERY, record=tmp_path / "r").matched == 1
+        new = [Record(FORGED[1], "new")]
+        index.store.upsert(new, index.encoder.encode_sentences([FORGED[1]]))
+        finder = finder_of(index)
+        assert finder.find(FORGERY, record=tmp_path / "r").matched == 2
+    assert finder.reranker().read == [FORGED[1]]
+
+
 def test_a_record_of_another_search_is_refused(index, tmp_path):
     finder_of(index).find(FORGERY, record=tmp_path / "r")
     with pytest.raises(DataError, match="holds another search: its query is"):
