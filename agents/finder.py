@@ -418,7 +418,7 @@ class _Search:
         vectors = self._store.vectors([row.id for row in fresh])
         for row, vector in zip(fresh, vectors, strict=True):
             found_by = f"near {row.id}"
-            self._take(self._query(found_by, vector, NEIGHBOURS), found_by)
+            self._take(self._hits(found_by, vector, NEIGHBOURS), found_by)
         return len(fresh)
 
     def _retrieve(self) -> None:
@@ -428,14 +428,14 @@ class _Search:
             if depth and not self._still_yields(number):
                 continue
             deeper = max(self._settings.depth, 2 * depth)
-            hits = self._query(text, self._vectors[number], deeper)
+            hits = self._hits(text, self._vectors[number], deeper)
             self._depths[number] = deeper
             # Fewer hits than asked for are all there are.
             tail = hits[max(depth, deeper // 2) :] if len(hits) == deeper else []
             self._last[number] = [hit.id for hit in tail]
             self._take(hits, text)
 
-    def _query(self, name: str, vector: NDArray[np.float32], k: int) -> list[Hit]:
+    def _hits(self, name: str, vector: NDArray[np.float32], k: int) -> list[Hit]:
         """Ask the store, or the record if the store was asked before and has not grown since."""
         search = f"{k} of {self._store.count()}: {name}"
         ids = self._record.hits(search)

@@ -13,6 +13,7 @@ from descsim_tools.calibration import Calibration
 from descsim_tools.cli import find as command
 from descsim_tools.rerankers import DescriptionCrossEncoder
 from descsim_tools.rerankers.cross_encoder import CALIBRATION, new_cross_encoder
+from tests.conftest import ROOT
 from tests.fake_llm import FakeServer, Reply
 from tests.finder_world import Model, rows_of, verdict, verdicts
 from tests.test_cli import run
@@ -167,3 +168,27 @@ def test_an_interrupted_search_goes_on(arguments, tmp_path, capsys):
         code, out, _ = run(capsys, *given, "--json")
     assert code == 0
     assert json.loads(out)["unjudged"] == 0
+
+
+def test_the_benchmark_runs(cross_folder, corpus_lines, tmp_path):
+    """Its figures on random weights mean nothing; that they add up does."""
+    queries, corpus = tmp_path / "q.jsonl", tmp_path / "c.txt"
+    items = [
+        {"id": str(n), "description": CONCEPT, "good": corpus_lines[n : n + 4],
+         "bad": corpus_lines[n + 20 : n + 24]} for n in range(2)
+    ]  # fmt: skip
+    queries.write_text("".join(json.dumps(item) + "\n" for item in items))
+    corpus.write_text("\n".join(corpus_lines[:80]))
+    script = ROOT / "examples/benchmarks/find_in_wikitext.py"
+    command = [sys.executable, script, queries, corpus, "--rerank", f"cross-encoder:{cross_folder}"]
+    result = subprocess.run(
+        [*command, "--limit", "2", "--json"], capture_output=True, text=True, cwd=tmp_path
+    )
+    assert result.returncode == 0, result.stderr
+    found = json.loads(result.stdout)
+    assert (found["descriptions"], found["stored"], found["good_examined"]) == (2, 80, 1.0)
+    recalls = [row["recall"] for row in found["cuts"]]
+    assert recalls == sorted(recalls, reverse=True)
+    for row in found["cuts"]:
+        assert row["missed"] == pytest.approx(4 * (1 - row["recall"]))
+        assert row["low"] <= row["estimate"] <= row["high"]
