@@ -1,4 +1,4 @@
-"""LlamaIndex: answers and chat as workflows.
+"""LlamaIndex: answers and chat as workflows, the finder as a tool.
 
 Needs `pip install "descsim-tools[llama-index,openai]"`.
 """
@@ -6,25 +6,32 @@ Needs `pip install "descsim-tools[llama-index,openai]"`.
 from __future__ import annotations
 
 import asyncio
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from descsim_tools.errors import require
 
 require("llama_index.core", "llama-index")
 
+from llama_index.core.tools import FunctionTool
 from llama_index.core.workflow import Context, Event, StartEvent, StopEvent, Workflow, step
 
 from descsim_tools.agents.answers import Answer
 from descsim_tools.agents.chat import Chatbot, Turn, turns_from_list, turns_to_list
+from descsim_tools.agents.finder import InstanceFinder
 from descsim_tools.agents.rag import Found, Planned, RagAnswerer
+from descsim_tools.agents.statement import Statement
+from descsim_tools.agents.tooling import TOOL_DESCRIPTION, TOOL_NAME, FindArguments, answer
 
 __all__ = [
     "ChatWorkflow",
     "FoundEvent",
+    "FoundInstances",
     "PlannedEvent",
     "QuestionEvent",
     "RagWorkflow",
     "TurnEvent",
+    "find_instances_tool",
 ]
 
 T = TypeVar("T", bound=Event)
@@ -139,3 +146,37 @@ class ChatWorkflow(_Steps):
 def _told(ctx: Context, event: T) -> T:
     ctx.write_event_to_stream(event)
     return event
+
+
+@dataclass(frozen=True)
+class FoundInstances:
+    """What the tool found; as text it is the JSON that a model gets."""
+
+    statement: Statement
+
+    def __str__(self) -> str:
+        return answer(self.statement)
+
+
+def find_instances_tool(
+    finder: InstanceFinder, *, name: str = TOOL_NAME, description: str = TOOL_DESCRIPTION
+) -> FunctionTool:
+    """Make a tool that lets an agent find all instances.
+
+    The model gets JSON text; the tool output's `raw_output` is a `FoundInstances`.
+
+    Args:
+        finder: Finds; its store and its language model's budget are its own.
+        name: What the model calls it.
+        description: What tells the model how to use it.
+    """
+
+    def find(**arguments: Any) -> FoundInstances:
+        return FoundInstances(finder.find(**FindArguments(**arguments).model_dump()))
+
+    async def afind(**arguments: Any) -> FoundInstances:
+        return FoundInstances(await finder.afind(**FindArguments(**arguments).model_dump()))
+
+    return FunctionTool.from_defaults(
+        find, async_fn=afind, name=name, description=description, fn_schema=FindArguments
+    )

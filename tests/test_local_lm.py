@@ -125,6 +125,6 @@ def test_a_broken_gguf_file(tmp_path):
 def test_the_cache_folder(monkeypatch, tmp_path):
     monkeypatch.delenv("DESCSIM_CACHE", raising=False)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    assert weights._cache_folder() == tmp_path / "descsim-tools"
+    assert weights.cache_folder() == tmp_path / "descsim-tools"
     monkeypatch.setenv("DESCSIM_CACHE", str(tmp_path / "x"))
-    assert weights._cache_folder() == tmp_path / "x"
+    assert weights.cache_folder() == tmp_path / "x"

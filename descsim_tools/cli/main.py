@@ -17,6 +17,7 @@ from descsim_tools.cli.bench import bench as bench_commands
 from descsim_tools.cli.chat import chat
 from descsim_tools.cli.data import data, generate
 from descsim_tools.cli.evaluate import evaluate
+from descsim_tools.cli.find import find
 from descsim_tools.cli.rerank import rerank as rerank_commands
 from descsim_tools.cli.tables import literal, show
 from descsim_tools.cli.training import stats, train
@@ -331,6 +332,7 @@ def encoders(as_json: bool) -> None:
 
 cli.add_command(adopt)
 cli.add_command(migrate)
+cli.add_command(_encoder_options(find))
 cli.add_command(train)
 cli.add_command(generate)
 cli.add_command(data)
@@ -367,7 +369,9 @@ def mcp(
       descsim mcp --store my-store
       DESCSIM_MCP_TOKEN=secret descsim mcp --store my-store --http 8765
     """
+    from descsim_tools.agents.mcp_tool import find_instances_tool
     from descsim_tools.integrations.mcp_server import create_server, serve_http, serve_stdio
+    from descsim_tools.rerankers.weights import cache_folder
 
     # No more is checked here: a client should be answered before anything heavy is loaded.
     if not store.startswith(("http://", "https://")) and not Path(store).is_dir():
@@ -378,6 +382,7 @@ def mcp(
         encoder=_encoder(encoder, description_encoder, pooling, devices),
         collection=collection,
         device=devices[0] if devices else None,
+        more_tools=[find_instances_tool(cache_folder() / "find")],
     )
     if port is None:
         serve_stdio(server)

@@ -9,9 +9,9 @@ from __future__ import annotations
 import functools
 import hmac
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, TypeAlias, TypeVar
 from urllib.parse import quote
 
 from descsim_tools.errors import DescsimError, require
@@ -54,6 +54,10 @@ _TICK_S = 1.0
 """How often a long call tells the client that it goes on."""
 
 _T = TypeVar("_T")
+
+
+ToolMaker: TypeAlias = "Callable[[Callable[[], DescriptionIndex]], Tool]"
+"""Makes a tool, given what opens the store at the first call; see `make_tool` and `Progress`."""
 
 
 class FoundSentence(BaseModel):
@@ -140,6 +144,7 @@ def create_server(
     collection: str = _COLLECTION,
     device: str | None = None,
     reranker: Reranker | None = None,
+    more_tools: Sequence[ToolMaker] = (),
 ) -> MCPServer:
     """Make a server whose tools search one store and read from it.
 
@@ -149,6 +154,7 @@ def create_server(
         collection: Name of the Chroma collection.
         device: Where the encoder runs.
         reranker: Anything with `rerank(description, hits, top_k=None)`.
+        more_tools: Make further tools over the same store.
     """
     library = _Library(str(location), encoder, collection, device)
 
@@ -164,7 +170,7 @@ def create_server(
             float | None, Field(description="Least cosine similarity of a sentence, from -1 to 1.")
         ] = None,
     ) -> SearchResult:
-        progress = _Progress(ctx)
+        progress = Progress(ctx)
         index = await progress.run("opening the store and its encoder", library.index)
         from descsim_tools.integrations.common import find
 
@@ -178,14 +184,14 @@ def create_server(
     async def get_passage(
         id: Annotated[str, Field(description="Id of a hit.")], ctx: Context[Any, Any]
     ) -> Passage:
-        record = await _Progress(ctx).run("reading", functools.partial(_record, library, id))
+        record = await Progress(ctx).run("reading", functools.partial(_record, library, id))
         if record is None:
             raise ToolError(f"no sentence has the id {id!r}; take the id of a hit as it is")
         uri = _SENTENCES + quote(id, safe="")
         return Passage(id=id, uri=uri, text=record.text, metadata=plain(record.metadata))
 
     async def store_info(ctx: Context[Any, Any]) -> StoreInfo:
-        return await _Progress(ctx).run("reading", functools.partial(_info, library))
+        return await Progress(ctx).run("reading", functools.partial(_info, library))
 
     passage_help = "Returns one sentence or passage of the store, with its metadata, by its id."
     info_help = "Tells how many sentences can be searched, and which encoder reads them."
@@ -197,9 +203,10 @@ def create_server(
             "for in general words; do not give keywords."
         ),
         tools=[
-            _tool(search_by_description, TOOL_NAME, TOOL_DESCRIPTION),
-            _tool(get_passage, "get_passage", passage_help),
-            _tool(store_info, "store_info", info_help),
+            make_tool(search_by_description, TOOL_NAME, TOOL_DESCRIPTION),
+            make_tool(get_passage, "get_passage", passage_help),
+            make_tool(store_info, "store_info", info_help),
+            *(make(library.index) for make in more_tools),
         ],
         log_level="WARNING",
     )
@@ -253,24 +260,29 @@ def serve_http(server: MCPServer, port: int, token: str | None = None) -> None:
     uvicorn.run(http_app(server, token), host="127.0.0.1", port=port, log_level="warning")
 
 
-class _Progress:
+class Progress:
     """Runs the steps of a call in threads and reports on them."""
 
     def __init__(self, ctx: Context[Any, Any]) -> None:
         self._ctx = ctx
         self._reports = 0
 
-    async def run(self, step: str, function: Callable[[], _T]) -> _T:
+    async def run(self, step: str | Callable[[], str], function: Callable[[], _T]) -> _T:
         """Run a step; when the client cancels, the thread is left to finish by itself.
+
+        Args:
+            step: What is being done, or what returns it each time that it is told.
+            function: Does it.
 
         Raises:
             ToolError: The step failed in a way the client can mend.
         """
         outcome: list[_T] = []
         failure: Exception | None = None
-        await self._report(step)
+        name = step if callable(step) else lambda: step
+        await self.report(name())
         async with anyio.create_task_group() as group:
-            group.start_soon(self._tick, step)
+            group.start_soon(self._tick, name)
             try:
                 outcome.append(await anyio.to_thread.run_sync(function, abandon_on_cancel=True))
             except Exception as error:  # raised again outside the group, which would wrap it
@@ -282,12 +294,13 @@ class _Progress:
             raise failure
         return outcome[0]
 
-    async def _tick(self, step: str) -> None:
+    async def _tick(self, name: Callable[[], str]) -> None:
         while True:
             await anyio.sleep(_TICK_S)
-            await self._report(step)
+            await self.report(name())
 
-    async def _report(self, step: str) -> None:
+    async def report(self, step: str) -> None:
+        """Tell the client what is being done."""
         self._reports += 1
         await self._ctx.report_progress(self._reports, message=step)
 
@@ -317,7 +330,7 @@ class _BearerToken:
         await self._app(scope, receive, send)
 
 
-def _tool(function: Callable[..., Any], name: str, description: str) -> Tool:
+def make_tool(function: Callable[..., Any], name: str, description: str) -> Tool:
     """Make a tool that refuses arguments it does not know, which by itself it would ignore."""
     tool = Tool.from_function(function, name, description=description, annotations=_READ_ONLY)
     known = tool.fn_metadata.arg_model

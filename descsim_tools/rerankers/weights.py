@@ -85,7 +85,7 @@ def local_lm() -> Path:
     """
     _require_gguf()
     parts = _parts()
-    target = _cache_folder() / _FILE
+    target = cache_folder() / _FILE
     target.parent.mkdir(parents=True, exist_ok=True)
     with FileLock(target.with_suffix(".lock")):
         if target.is_file() and _sha256(target) == _SHA256:
@@ -130,7 +130,8 @@ def _require_gguf() -> None:
         raise MissingExtraError(f"gguf is not installed; run: {_INSTALL}")
 
 
-def _cache_folder() -> Path:
+def cache_folder() -> Path:
+    """Return the folder for what can be made anew: `DESCSIM_CACHE`, or one in the user's cache."""
     named = os.environ.get("DESCSIM_CACHE")
     if named:
         return Path(named).expanduser()

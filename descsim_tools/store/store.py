@@ -218,6 +218,25 @@ class Store:
                         found[id_] = Record(text, id_, decode_metadata(flat))
         return [found[id_] for id_ in ids if id_ in found]
 
+    def vectors(self, ids: Sequence[str]) -> NDArray[np.float32]:
+        """Return the vectors of stored sentences, (n, dim) in the order asked for.
+
+        Raises:
+            StoreError: An id is not stored.
+        """
+        found: dict[str, NDArray[np.float32]] = {}
+        with self._reading():
+            for page in _pages(list(dict.fromkeys(ids)), _PAGE):
+                rows = self._fresh().get(ids=page, include=["embeddings"])
+                vectors = np.asarray(rows["embeddings"], dtype=np.float32)
+                found.update(zip(rows["ids"], vectors, strict=True))
+        vectors = np.empty((len(ids), self.manifest.dim), dtype=np.float32)
+        for number, id_ in enumerate(ids):
+            if id_ not in found:
+                raise StoreError(f"{self.location} holds no sentence with the id {id_!r}")
+            vectors[number] = found[id_]
+        return vectors
+
     def upsert(self, records: Sequence[Record], vectors: NDArray[np.float32]) -> None:
         """Write records, replacing those of the same id whole.
 

@@ -86,6 +86,7 @@ async def test_it_answers_at_once_without_torch(tiny_store, tiny_folder, tmp_pat
         assert not has_torch(process)
         assert {tool.name for tool in tools} == {
             "search_by_description",
+            "find_instances",
             "get_passage",
             "store_info",
         }

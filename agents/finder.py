@@ -1,0 +1,721 @@
+"""`InstanceFinder`: all instances of a concept in a store, with a statement of completeness."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import AsyncIterator, Generator, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeAlias, TypedDict, TypeVar, Unpack
+
+import numpy as np
+from numpy.typing import NDArray
+
+from descsim_tools.agents.decisions import Decisions, read_decisions
+from descsim_tools.agents.estimate import (
+    SAMPLED,
+    UNREAD,
+    Evidence,
+    Stratum,
+    Survey,
+    base_rate,
+    by_hash,
+    estimate,
+)
+from descsim_tools.agents.expand import NEIGHBOURS, SEEDS, new_descriptions
+from descsim_tools.agents.judge import LLMJudge, decide, find_span, probabilities
+from descsim_tools.agents.plan import Floats, Plan, Query, Searches, failure_of, make_plan
+from descsim_tools.agents.record import FindRecord
+from descsim_tools.agents.settings import FinderSettings
+from descsim_tools.agents.statement import (
+    Cost,
+    Decider,
+    EndedBy,
+    Missed,
+    Round,
+    Row,
+    Statement,
+    Status,
+    Verdict,
+    ordered,
+    unjudged,
+)
+from descsim_tools.errors import LLMError
+from descsim_tools.rerankers import Reranker, load_reranker
+from descsim_tools.search import DescriptionIndex
+from descsim_tools.types import Hit
+
+if TYPE_CHECKING:
+    from descsim_tools.llm import LLM
+
+DEFAULT_RERANK = "combined"
+
+_T = TypeVar("_T")
+_WAITING = unjudged("waiting", "not judged yet")
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """Something that happened in a search.
+
+    Attributes:
+        kind: `plan`, `retrieved`, `reading`, `judged`, `round`, `estimating`, or `statement`, which
+            is the last.
+        message: In words.
+        examined: Rows known so far.
+        decided: How many of them are decided or known to stay unjudged.
+        matched: How many of them are instances.
+        cost: So far.
+        rows: With `judged`, the rows that were.
+        statement: With `statement`, the result.
+    """
+
+    kind: str
+    message: str
+    examined: int = 0
+    decided: int = 0
+    matched: int = 0
+    cost: Cost = field(default_factory=Cost)
+    rows: tuple[Row, ...] = ()
+    statement: Statement | None = None
+
+
+_Steps: TypeAlias = Generator[Event, None, _T]
+"""Events, and a result in the end."""
+
+
+class FindOptions(TypedDict, total=False):
+    """What a search may be told.
+
+    Attributes:
+        all_of: Further descriptions that must fit too.
+        any_of: Descriptions of which one must fit.
+        none_of: Descriptions of which none may fit.
+        where: Chroma's filter on metadata.
+        record: Folder to keep the search in; the same search in the same folder goes on where the
+            last one stopped, and pays for nothing twice.
+        decisions: What a person decided: yes (True) or no by the id of the row, or a file of it,
+            .jsonl or .csv with `id` and `decision`. It overrules every other judge.
+        cancel: Set it from any thread to end the search; what is left stays unjudged.
+    """
+
+    all_of: Iterable[str]
+    any_of: Iterable[str]
+    none_of: Iterable[str]
+    where: Mapping[str, Any] | None
+    record: str | Path | None
+    decisions: Mapping[str, bool | str] | str | Path | None
+    cancel: threading.Event | None
+
+
+class InstanceFinder:
+    """Finds all instances of a concept, not a list of the best ones, and tells how complete it is.
+
+        >>> with DescriptionIndex.open("store") as index:
+        ...     finder = InstanceFinder(index)
+        ...     statement = finder.find("people deceived by forged documents")
+        ...     print(statement)
+
+    A search plans descriptions, retrieves deep for each, judges by a cascade (similarity,
+    cross-encoder, and a language model for what stays uncertain), looks at the neighbours of
+    confirmed instances, and estimates from samples what is missed. It only reads the store.
+
+    Without a language model the cascade ends at the cross-encoder. A budget is the model's own:
+    `LLM(model, budget=Budget(...))` is never exceeded, and what it does not allow stays unjudged.
+
+    Attributes:
+        index: The store to search; whoever opened it closes it.
+        llm: The language model, or None.
+        settings: How far to go, and where to cut.
+    """
+
+    def __init__(
+        self,
+        index: DescriptionIndex,
+        *,
+        rerank: Reranker | str | None = DEFAULT_RERANK,
+        llm: LLM | None = None,
+        settings: FinderSettings | None = None,
+    ) -> None:
+        """Make a finder; a reranker that is named is loaded at the first search.
+
+        Args:
+            index: The store to search.
+            rerank: A calibrated reranker, or its name; None leaves all judging to the model.
+            llm: A language model.
+            settings: None takes the defaults.
+
+        Raises:
+            ValueError: There is nobody to judge, or the reranker gives no probabilities.
+        """
+        if rerank is None and llm is None:
+            raise ValueError(
+                "there is nobody to judge: give a calibrated reranker, a language model, or both"
+            )
+        self.index = index
+        self.llm = llm
+        self.settings = settings or FinderSettings()
+        self._rerank = rerank if rerank is None or isinstance(rerank, str) else _checked(rerank)
+        self._turn = threading.Lock()
+
+    @property
+    def judges(self) -> tuple[str, ...]:
+        """Names of the cross-encoder and of the model, those that there are."""
+        named = self._name
+        return tuple(x for x in (named, self.llm.model if self.llm else None) if x is not None)
+
+    def find(self, concept: str | None = None, **options: Unpack[FindOptions]) -> Statement:
+        """Find all instances.
+
+        Args:
+            concept: What the sentences should be instances of.
+            **options: See `FindOptions`.
+
+        Raises:
+            DataError: The record holds another search, or the decisions cannot be read.
+            NoModelError: There is no such model or server, or the key is refused.
+            RerankerError: The reranker cannot be loaded.
+            StoreError: The store is closed or unreachable, or the filter malformed.
+            ValueError: A description is blank, or there is nothing to look for.
+        """
+        statement = None
+        for event in self.stream(concept, **options):
+            statement = event.statement
+        assert statement is not None  # the last event has it
+        return statement
+
+    def stream(self, concept: str | None = None, **options: Unpack[FindOptions]) -> Iterator[Event]:
+        """Find all instances, and tell what happens; arguments and errors as in `find`.
+
+        Closing the iterator ends the search.
+        """
+        query = Query.of(
+            concept,
+            all_of=options.get("all_of", ()),
+            any_of=options.get("any_of", ()),
+            none_of=options.get("none_of", ()),
+        )
+        decisions = read_decisions(options.get("decisions"))
+        return self._events(query, decisions, options)
+
+    async def afind(self, concept: str | None = None, **options: Unpack[FindOptions]) -> Statement:
+        """Find all instances without holding up the event loop; as `find`."""
+        statement = None
+        async for event in self.astream(concept, **options):
+            statement = event.statement
+        assert statement is not None  # the last event has it
+        return statement
+
+    async def astream(
+        self, concept: str | None = None, **options: Unpack[FindOptions]
+    ) -> AsyncIterator[Event]:
+        """Find all instances, and tell what happens; as `stream`.
+
+        The search runs in a thread. When the task is cancelled or the iterator closed, it ends
+        after the request that is under way.
+        """
+        cancel = options.get("cancel") or threading.Event()
+        left = threading.Event()
+        options["cancel"] = _Either(cancel, left)
+        events = self.stream(concept, **options)
+        loop = asyncio.get_running_loop()
+        queue: asyncio.Queue[Event | BaseException | None] = asyncio.Queue()
+
+        def put(item: Event | BaseException | None) -> None:
+            if not loop.is_closed():
+                loop.call_soon_threadsafe(queue.put_nowait, item)
+
+        def work() -> None:
+            try:
+                with closing(events):  # type: ignore[type-var]  # a generator
+                    for event in events:
+                        put(event)
+            except BaseException as error:  # raised again in the task
+                put(error)
+            else:
+                put(None)
+
+        threading.Thread(target=work, name="descsim-find", daemon=True).start()
+        try:
+            while (item := await queue.get()) is not None:
+                if isinstance(item, BaseException):
+                    raise item
+                yield item
+        finally:
+            left.set()
+
+    def _events(self, query: Query, decisions: Decisions, options: FindOptions) -> Iterator[Event]:
+        identity = {
+            "query": query.to_dict(),
+            "where": options.get("where"),
+            "encoder": self.index.store.manifest.fingerprint,
+            "judges": list(self.judges),
+        }
+        record = FindRecord(options.get("record"), identity)
+        with closing(record):
+            cancel = options.get("cancel") or threading.Event()
+            search = _Search(self, query, decisions, options.get("where"), record, cancel)
+            yield from search.events()
+
+    @property
+    def _name(self) -> str | None:
+        if self._rerank is None or isinstance(self._rerank, str):
+            return self._rerank
+        return str(getattr(self._rerank, "name", type(self._rerank).__name__))
+
+    def reranker(self) -> Reranker | None:
+        """Return the cross-encoder, loaded at the first call."""
+        with self._turn:
+            if isinstance(self._rerank, str):
+                self._rerank = _checked(
+                    load_reranker(self._rerank, device=self.index.encoder.device)
+                )
+            return self._rerank
+
+
+class _Either(threading.Event):
+    """Is set once either of two is."""
+
+    def __init__(self, one: threading.Event, other: threading.Event) -> None:
+        super().__init__()
+        self._both = (one, other)
+
+    def is_set(self) -> bool:
+        return super().is_set() or any(event.is_set() for event in self._both)
+
+
+class _Search:
+    """One search: its rows, and the steps that fill and decide them."""
+
+    def __init__(
+        self,
+        finder: InstanceFinder,
+        query: Query,
+        decisions: Decisions,
+        where: Mapping[str, Any] | None,
+        record: FindRecord,
+        cancel: threading.Event,
+    ) -> None:
+        self._started = time.monotonic()
+        self._finder = finder
+        self._settings = finder.settings
+        self._llm = finder.llm
+        self._store = finder.index.store
+        self._query = query
+        self._decisions = decisions
+        self._where = where
+        self._record = record
+        self._cancel = cancel
+        self._rows: dict[str, Row] = {}
+        self._rounds: list[Round] = []
+        self._searches = Searches()
+        self._vectors: list[NDArray[np.float32]] = []
+        self._depths: list[int] = []
+        self._last: list[list[str]] = []  # of each description the lower half of its hits
+        self._seeded: set[str] = set()
+        self._plan = Plan({})
+        self._judge: LLMJudge | None = None
+        self._reranker: Reranker | None = None
+        self._spent_before = finder.llm.spent if finder.llm else None
+        self._stored: int | None = None
+        self._over_budget = ""
+
+    def events(self) -> Iterator[Event]:
+        yield from self._make_plan()
+        self._add_decided()
+        for number in range(self._settings.rounds + 1):
+            yield from self._round(number)
+            if self._cancel.is_set() or self._is_last(number):
+                break
+        missed = None
+        if not self._cancel.is_set() and self._settings.sample:
+            yield self._event("estimating", "estimating what is missed")
+            missed = yield from self._estimated()
+        statement = self._statement(missed)
+        self._record.add_cost(self._cost())
+        self._record.add_event(statement.lines()[0])
+        yield replace(self._event("statement", statement.lines()[0]), statement=statement)
+
+    def _make_plan(self) -> Iterator[Event]:
+        self._reranker = self._finder.reranker()
+        plan = self._record.plan
+        if plan is None:
+            plan = make_plan(self._query, self._llm)
+            if not plan.note:  # a plan that failed may be had by the next run
+                self._record.add_plan(plan)
+            if plan.failed_for == "budget":
+                self._over_budget = plan.note
+        self._plan = plan
+        if self._llm is not None:
+            self._judge = LLMJudge(self._llm, self._query, plan, self._settings.batch)
+        for owner, text in enumerate(self._query.positive):
+            for description in plan.descriptions[text]:
+                self._search_for(description, owner)
+        yield self._event("plan", f"{len(self._searches.texts)} descriptions to search for")
+
+    def _search_for(self, description: str, owner: int) -> None:
+        self._searches.add(description, owner)
+        self._vectors.append(self._finder.index.encoder.encode_descriptions([description])[0])
+        self._depths.append(0)
+        self._last.append([])
+
+    def _add_decided(self) -> None:
+        """Take the rows that a person decided, whether or not they are found."""
+        records = self._store.get(list(self._decisions.verdicts))
+        unknown = set(self._decisions.verdicts) - {str(record.id) for record in records}
+        if unknown:
+            raise ValueError(
+                f"the decisions name {len(unknown)} ids that are not in the store, such as "
+                f"{min(unknown)!r}"
+            )
+        hits = [Hit(str(r.id), 0.0, 1, r.text, r.metadata) for r in records]
+        self._take(hits, "a person's decision")
+        for hit in hits:
+            self._settle(self._rows[hit.id], self._decisions.verdicts[hit.id])
+
+    # --- retrieving -------------------------------------------------------------------------
+
+    def _round(self, number: int) -> Iterator[Event]:
+        before, matched = set(self._rows), self._matched()
+        texts = self._expand(number)
+        seeds = self._neighbours() if number else 0
+        self._retrieve()
+        new = [row for id_, row in self._rows.items() if id_ not in before]
+        yield self._event("retrieved", f"round {number}: {len(new):,} new rows to judge")
+        yield from self._judge_rows(new)
+        found = self._matched() - matched
+        self._rounds.append(Round(number, tuple(texts), seeds, len(new), found))
+        message = f"round {number}: {len(new):,} rows examined, {found:,} instances"
+        self._record.add_event(message)
+        yield self._event("round", message)
+
+    def _expand(self, number: int) -> list[str]:
+        """Return the descriptions that are new in a round, the plan's own or a model's."""
+        if number == 0:
+            return list(self._searches.texts)
+        texts = self._record.descriptions.get(number)
+        if texts is None:
+            texts = []
+            confirmed = [row for row in ordered(self._matches()) if row.id not in self._seeded]
+            if self._llm is not None and confirmed and len(self._query.positive) == 1:
+                known = self._searches.texts
+                try:
+                    texts = new_descriptions(self._query, self._plan, known, confirmed, self._llm)
+                    self._record.add_descriptions(number, texts)
+                except LLMError as error:
+                    self._note_budget(failure_of(error), str(error))
+        for text in texts:
+            self._search_for(text, 0)
+        return texts
+
+    def _neighbours(self) -> int:
+        """Retrieve what lies near confirmed instances."""
+        fresh = [row for row in ordered(self._matches()) if row.id not in self._seeded][:SEEDS]
+        self._seeded |= {row.id for row in fresh}
+        vectors = self._store.vectors([row.id for row in fresh])
+        for row, vector in zip(fresh, vectors, strict=True):
+            found_by = f"near {row.id}"
+            self._take(self._hits(found_by, vector, NEIGHBOURS), found_by)
+        return len(fresh)
+
+    def _retrieve(self) -> None:
+        """Search for each description, deeper where its last hits still were instances."""
+        for number, text in enumerate(self._searches.texts):
+            depth = self._depths[number]
+            if depth and not self._still_yields(number):
+                continue
+            deeper = max(self._settings.depth, 2 * depth)
+            hits = self._hits(text, self._vectors[number], deeper)
+            self._depths[number] = deeper
+            # Fewer hits than asked for are all there are.
+            tail = hits[max(depth, deeper // 2) :] if len(hits) == deeper else []
+            self._last[number] = [hit.id for hit in tail]
+            self._take(hits, text)
+
+    def _hits(self, name: str, vector: NDArray[np.float32], k: int) -> list[Hit]:
+        """Ask the store, or the record if the store was asked before and has not grown since."""
+        search = f"{k} of {self._store.count()}: {name}"
+        ids = self._record.hits(search)
+        if ids is not None:
+            return [Hit(str(r.id), 0.0, 1, r.text, r.metadata) for r in self._store.get(ids)]
+        hits = self._store.query(vector, k, self._where)
+        self._record.add_hits(search, [hit.id for hit in hits])
+        return hits
+
+    def _still_yields(self, number: int) -> bool:
+        last = [self._rows[id_] for id_ in self._last[number]]
+        found = sum(row.status is Status.MATCHED for row in last)
+        return bool(last) and found / len(last) >= self._settings.min_yield
+
+    def _is_last(self, number: int) -> bool:
+        """Whether another round is not worth it: the last one gave too little, or all are known."""
+        last = self._rounds[-1]
+        share = last.matched / last.examined if last.examined else 0.0
+        if number > 0 and share < self._settings.min_yield:
+            return True
+        fresh = any(row.id not in self._seeded for row in self._matches())
+        deeper = any(map(self._still_yields, range(len(self._last))))
+        return not fresh and not deeper
+
+    def _take(self, hits: Sequence[Hit], found_by: str) -> None:
+        new = [hit for hit in hits if hit.id not in self._rows]
+        if not new:
+            return
+        similarity = self._similarity(self._store.vectors([hit.id for hit in new]))
+        for hit, score in zip(new, similarity.tolist(), strict=True):
+            self._rows[hit.id] = Row(hit.id, hit.text, hit.metadata, score, found_by, _WAITING)
+
+    def _similarity(self, vectors: NDArray[np.float32]) -> Floats:
+        """Return (n,) cosines with what is looked for: of each condition the nearest text."""
+        cosines = (vectors @ np.stack(self._vectors).T).astype(np.float64)
+        owner = np.array(self._searches.owner)
+        each = [
+            cosines[:, owner == number].max(axis=1) for number in range(len(self._query.positive))
+        ]
+        return self._query.similarity(np.stack(each, axis=1))
+
+    # --- judging ----------------------------------------------------------------------------
+
+    def _judge_rows(self, rows: Sequence[Row]) -> Iterator[Event]:
+        waiting = [row for row in rows if self._rows[row.id].verdict is _WAITING]
+        yield from self._read(waiting)
+        yield from self._decide([self._rows[row.id] for row in waiting])
+
+    def _read(self, rows: Sequence[Row], *, all_of_them: bool = False) -> Iterator[Event]:
+        """Let the cross-encoder read rows that are similar enough, or all of them."""
+        rows = [row for row in rows if all_of_them or row.score >= self._settings.min_score]
+        unread: list[Row] = []
+        for row in rows:
+            known = self._record.score(row) if self._reranker is not None else None
+            if known is None:
+                unread.append(row)
+            else:
+                self._rows[row.id] = replace(row, probability=known[0], truncated=known[1])
+        if self._reranker is None or not unread:
+            return
+        cosines = self._own_cosines(unread)
+        done = 0
+        for part, _ in probabilities(self._reranker, self._query, unread, cosines):
+            for row in part:
+                self._rows[row.id] = row
+                self._record.add_score(row)
+            done += len(part)
+            yield self._event("reading", f"read {done:,} of {len(unread):,} rows")
+            if self._cancel.is_set():
+                return
+
+    def _own_cosines(self, rows: Sequence[Row]) -> Floats:
+        """Return (n, conditions) cosines with the conditions' own texts."""
+        texts = self._finder.index.encoder.encode_descriptions(list(self._query.conditions))
+        vectors = self._store.vectors([row.id for row in rows])
+        return np.asarray(vectors @ texts.T, dtype=np.float64)
+
+    def _decide(self, rows: Sequence[Row]) -> Iterator[Event]:
+        """Decide rows by their scores, and ask the model about the others."""
+        open_rows: list[Row] = []
+        settled: list[Row] = []
+        for row in rows:
+            if self._cancel.is_set() and row.probability is None:
+                verdict: Verdict | None = unjudged("cancelled", "the search was cancelled")
+            else:
+                verdict = decide(row, self._settings, has_model=self._judge is not None)
+            if verdict is None:
+                open_rows.append(row)
+            else:
+                settled.append(self._settle(row, verdict))
+        if settled:
+            yield self._judged(settled)
+        yield from self._ask(open_rows)
+
+    def _ask(self, rows: Sequence[Row]) -> Iterator[Event]:
+        """Ask the model, unless it was asked before; the most probable rows first."""
+        assert self._judge is not None or not rows
+        known = [(row, verdict) for row in rows if (verdict := self._record.verdict(row))]
+        if known:
+            yield self._judged([self._settle(row, verdict) for row, verdict in known])
+        asked = {row.id for row, _ in known}
+        twins: dict[str, list[Row]] = {}
+        for row in ordered([row for row in rows if row.id not in asked]):
+            twins.setdefault(row.text, []).append(row)
+        if self._judge is None or not twins:
+            return
+        first = [same[0] for same in twins.values()]
+        for found in self._judge.judge(first, self._cancel.is_set):
+            settled = []
+            for row, verdict in found:
+                self._note_budget(verdict.unjudged_for, verdict.reason)
+                for twin in twins[row.text]:
+                    self._record.add_verdict(twin, verdict)
+                    settled.append(self._settle(twin, verdict))
+            self._record.add_cost(self._cost())
+            if settled:
+                yield self._judged(settled)
+
+    def _note_budget(self, why: str, reason: str) -> None:
+        if why == "budget":
+            self._over_budget = self._over_budget or reason
+
+    def _settle(self, row: Row, verdict: Verdict) -> Row:
+        verdict = self._decisions.verdicts.get(row.id, verdict)
+        span = find_span(verdict.evidence, row.text) if verdict.evidence else None
+        self._rows[row.id] = replace(self._rows[row.id], verdict=verdict, span=span)
+        return self._rows[row.id]
+
+    # --- estimating -------------------------------------------------------------------------
+
+    def _estimated(self) -> _Steps[Missed | None]:
+        """Estimate what is missed, from samples of what was rejected or never read."""
+        strata = self._survey()
+        share = max(1, self._settings.sample // (len(strata) + 2))
+        bands: list[Evidence] = []
+        background = 0.0
+        for stratum in strata:
+            band = yield from self._stratum(stratum, share)
+            bands.append(band)
+            if band.probabilities:  # of the farthest band, in the end
+                background = float(np.median(band.probabilities))
+        bands += yield from self._rejected_bands(share)
+        bands = [band for band in bands if band.size > 0]
+        unknown = any(not band.probabilities and not band.judged for band in bands)
+        if unknown or self._cancel.is_set():
+            return None
+        return estimate(
+            bands,
+            base_rate=base_rate(self._matched(), len(self._rows)),
+            background=background,
+            judge=self._llm.model if self._llm else "",
+        )
+
+    def _survey(self) -> list[Stratum]:
+        """Count and sample what nobody read."""
+        survey = Survey(self._settings.sample)
+        for ids, vectors in self._store.vector_pages(self._where):
+            rows = [self._rows.get(id_) for id_ in ids]
+            read = [r is not None and r.verdict.decided_by is not Decider.SCORE for r in rows]
+            survey.add(ids, self._similarity(vectors), read)
+            if self._cancel.is_set():
+                return []
+        self._stored = survey.rows
+        return survey.strata()
+
+    def _stratum(self, stratum: Stratum, share: int) -> _Steps[Evidence]:
+        """Judge a sample of what was never read: all by the cross-encoder, some by the model."""
+        ids = stratum.ids if self._reranker is not None else stratum.ids[:share]
+        hits = [Hit(str(r.id), 0.0, 1, r.text, r.metadata) for r in self._store.get(ids)]
+        self._take(hits, SAMPLED)
+        yield from self._read([self._rows[hit.id] for hit in hits], all_of_them=True)
+        rows = [self._rows[hit.id] for hit in hits]
+        judged, found = yield from self._judge_sample(rows[:share])
+        waiting = [self._rows[row.id] for row in rows]
+        yield from self._decide(
+            [row for row in waiting if row.verdict.decided_by in (None, Decider.SCORE)]
+        )
+        chances = tuple(row.probability for row in rows if row.probability is not None)
+        left = stratum.size - len(rows)
+        return Evidence(UNREAD, stratum.low, stratum.high, left, chances, judged, found)
+
+    def _rejected_bands(self, share: int) -> _Steps[list[Evidence]]:
+        """Judge a sample of what the cross-encoder rejected, of the likelier and the others."""
+        rejected = [
+            (row.probability, row)
+            for row in self._rows.values()
+            if row.status is Status.REJECTED
+            and row.verdict.decided_by is Decider.CROSS_ENCODER
+            and row.probability is not None
+        ]
+        low = self._settings.uncertain[0] if self._llm else self._settings.accept
+        bands = []
+        for least, most in ((low / 5, 1.0), (0.0, low / 5)):
+            inside = [(p, row) for p, row in rejected if least <= p < most]
+            rows = by_hash([row for _, row in inside])[:share]
+            judged, found = yield from self._judge_sample(rows)
+            left = len(inside) - judged
+            chances = tuple(p for p, _ in inside)
+            name = "rejected by the cross-encoder"
+            bands.append(Evidence(name, least, min(most, low), left, chances, judged, found))
+        return bands
+
+    def _judge_sample(self, rows: Sequence[Row]) -> _Steps[tuple[int, int]]:
+        """Ask the model about a sample; a row that it does not decide keeps what it had."""
+        if self._judge is None:
+            return 0, 0
+        before = {row.id: row.verdict for row in rows}
+        yield from self._ask(rows)
+        judged = [self._rows[id_] for id_ in before]
+        for row in judged:
+            old = before[row.id]
+            if row.verdict.decided_by is None and old.decided_by is not None:
+                self._rows[row.id] = replace(row, verdict=old)
+        by_model = [row for row in judged if row.verdict.decided_by is Decider.MODEL]
+        return len(by_model), sum(row.status is Status.MATCHED for row in by_model)
+
+    # --- telling ----------------------------------------------------------------------------
+
+    def _matches(self) -> list[Row]:
+        return [row for row in self._rows.values() if row.status is Status.MATCHED]
+
+    def _matched(self) -> int:
+        return len(self._matches())
+
+    def _judged(self, rows: Sequence[Row]) -> Event:
+        return self._event("judged", f"{len(rows):,} rows judged", tuple(rows))
+
+    def _event(self, kind: str, message: str, rows: tuple[Row, ...] = ()) -> Event:
+        decided = sum(row.verdict is not _WAITING for row in self._rows.values())
+        matched = self._matched()
+        return Event(kind, message, len(self._rows), decided, matched, self._cost(), rows)
+
+    def _cost(self) -> Cost:
+        """Return what this run cost so far."""
+        seconds = round(time.monotonic() - self._started, 3)
+        if self._llm is None or self._spent_before is None:
+            return Cost(seconds=seconds)
+        now, then = self._llm.spent, self._spent_before
+        return Cost(
+            now.requests - then.requests,
+            now.tokens_in - then.tokens_in,
+            now.tokens_out - then.tokens_out,
+            max(0.0, now.cost - then.cost),
+            seconds,
+        )
+
+    def _statement(self, missed: Missed | None) -> Statement:
+        rows = ordered(list(self._rows.values()))
+        ended, stopped = self._end()
+        if self._stored is None and self._where is None:
+            self._stored = self._store.count()
+        return Statement(
+            query=self._query,
+            plan=self._plan,
+            stored=self._stored,
+            rows=rows,
+            missed=missed,
+            rounds=tuple(self._rounds),
+            cost=self._record.earlier.plus(self._cost()),
+            ended_by=ended,
+            stopped=stopped,
+            judges=self._finder.judges,
+            accept=self._settings.accept,
+            where=self._where,
+        )
+
+    def _end(self) -> tuple[EndedBy, str]:
+        if self._cancel.is_set():
+            return EndedBy.CANCELLED, "the search was cancelled"
+        if self._over_budget:
+            return EndedBy.BUDGET, self._over_budget
+        if self._judge is not None and self._judge.stopped:
+            return EndedBy.NO_ANSWER, self._judge.stopped
+        return EndedBy.DONE, ""
+
+
+def _checked(reranker: Reranker) -> Reranker:
+    if getattr(reranker, "calibration", None) is None:
+        raise ValueError(
+            f"{type(reranker).__name__} gives scores and no probabilities; take 'combined' or "
+            "'cross-encoder', or calibrate a cross-encoder with `descsim rerank calibrate`"
+        )
+    return reranker

@@ -1,0 +1,268 @@
+"""`descsim find`: all instances of a concept, with a statement of completeness."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+if TYPE_CHECKING:
+    from descsim_tools.agents import Event, InstanceFinder, Row, Statement
+    from descsim_tools.llm import LLM
+
+_BY_BUDGET = 3
+_INTERRUPTED = 130
+_EXIT = {"done": 0, "budget": _BY_BUDGET, "cancelled": _INTERRUPTED, "no answer": 1}
+_UNJUDGED_SHOWN = 20
+
+
+@click.command()
+@click.argument("store", metavar="DIR|URL")
+@click.argument("concept", required=False)
+@click.option("--all-of", multiple=True, metavar="TEXT", help="Must fit too; may be repeated.")
+@click.option("--any-of", multiple=True, metavar="TEXT", help="One of these must fit.")
+@click.option("--none-of", multiple=True, metavar="TEXT", help="None of these may fit.")
+@click.option("--where", metavar="JSON", help="Filter on metadata, such as '{\"year\": 1990}'.")
+@click.option(
+    "--llm", "model", metavar="MODEL", help="Model that plans, and judges what is unsure."
+)
+@click.option("--base-url", metavar="URL", help="Its server, such as http://localhost:8000/v1.")
+@click.option(
+    "--budget",
+    type=click.FloatRange(min=0),
+    metavar="MONEY",
+    help="The most it may cost; needs --price-in and --price-out.",
+)
+@click.option("--price-in", type=click.FloatRange(min=0), help="Price of a million tokens read.")
+@click.option(
+    "--price-out", type=click.FloatRange(min=0), help="Price of a million tokens written."
+)
+@click.option("--max-requests", type=click.IntRange(min=0), help="Budget: most requests sent.")
+@click.option("--max-total-tokens", type=click.IntRange(min=0), help="Budget: most tokens in all.")
+@click.option(
+    "--rerank",
+    default="combined",
+    show_default=True,
+    metavar="NAME",
+    help="Calibrated reranker: combined or cross-encoder, or none to leave all to the model.",
+)
+@click.option(
+    "--accept",
+    type=click.FloatRange(0, 1),
+    default=0.5,
+    show_default=True,
+    help="Without --llm, least probability of an instance.",
+)
+@click.option(
+    "--depth",
+    type=click.IntRange(min=1),
+    default=200,
+    show_default=True,
+    help="Sentences retrieved for each description at first.",
+)
+@click.option(
+    "--decisions",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="File of what a person decided (.csv or .jsonl: id, decision); overrules all.",
+)
+@click.option(
+    "--record",
+    type=click.Path(path_type=Path, file_okay=False),
+    help="Folder to keep the search in; the same command then goes on where it stopped.",
+)
+@click.option(
+    "--out",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="Report with every row, its reason and its source: .html, .jsonl or .csv.",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print the statement and the rows as JSON.")
+def find(
+    store: str,
+    concept: str | None,
+    all_of: tuple[str, ...],
+    any_of: tuple[str, ...],
+    none_of: tuple[str, ...],
+    where: str | None,
+    decisions: Path | None,
+    record: Path | None,
+    out: Path | None,
+    as_json: bool,
+    **options: Any,
+) -> int:
+    """Find ALL sentences of a store that are instances of CONCEPT.
+
+    Not the best ones but every one, with a statement of completeness: how many sentences were
+    examined, matched, rejected and left unjudged, how many instances are estimated to be missed,
+    who decided, and what it cost. Works without a language model; with --llm one plans the search
+    and judges what the cross-encoder is not sure of. Its key is read from OPENAI_API_KEY.
+
+    The exit code is 0 if the search is done, 3 if the budget ended it, 130 if it was interrupted.
+
+    \b
+    Example:
+      descsim find my-store "people deceived by forged documents" --out report.html
+      descsim find my-store "a merger of banks" --none-of "a merger that failed" --json
+      descsim find my-store "a theft of art" --llm gpt-5-mini --budget 0.50 --price-in 0.25 \\
+        --price-out 2 --record theft
+    """
+    from descsim_tools.agents.report import check_format, write_report
+
+    if out is not None:
+        check_format(out)
+    if concept is None and not all_of and not any_of:
+        raise click.UsageError("there is nothing to look for; give a concept, --all-of or --any-of")
+    conditions = {"all_of": all_of, "any_of": any_of, "none_of": none_of}
+    from descsim_tools.cli.main import _parsed_where
+
+    kept = {"where": _parsed_where(where), "decisions": decisions, "record": record}
+    with _finder(store, record, **options) as finder:
+        try:
+            statement = _watched(finder.stream(concept, **conditions, **kept))  # type: ignore[arg-type]
+        except KeyboardInterrupt:
+            again = "the same command goes on where this one stopped"
+            lost = "nothing was kept; with --record DIR the same command would go on"
+            click.echo(f"interrupted; {again if record else lost}", err=True)
+            return _INTERRUPTED
+    if out is not None:
+        write_report(statement, out)
+    if as_json:
+        click.echo(json.dumps(statement.to_dict(), ensure_ascii=False, default=str))
+    else:
+        _show(statement, out)
+    return _EXIT[str(statement.ended_by)]
+
+
+@contextmanager
+def _finder(
+    store: str,
+    record: Path | None,
+    *,
+    rerank: str,
+    accept: float,
+    depth: int,
+    encoder: str | None,
+    description_encoder: str | None,
+    pooling: str | None,
+    device: str | None,
+    collection: str,
+    **llm: Any,
+) -> Iterator[InstanceFinder]:
+    from contextlib import ExitStack
+
+    from descsim_tools.agents import FinderSettings, InstanceFinder
+    from descsim_tools.cli.main import _encoder
+    from descsim_tools.store import Store
+
+    Store.open(store, collection=collection).close()  # fails before a model is loaded
+    with ExitStack() as stack:
+        model = _llm(record, **llm)
+        if model is not None:
+            stack.enter_context(model)
+        elif rerank == "none":
+            raise click.UsageError("--rerank none needs --llm: somebody must judge")
+        from descsim_tools.search import DescriptionIndex
+
+        devices = device.split(",") if device else None
+        chosen = _encoder(encoder, description_encoder, pooling, devices)
+        index = stack.enter_context(
+            DescriptionIndex.open(
+                store, encoder=chosen, collection=collection, device=devices[0] if devices else None
+            )
+        )
+        yield InstanceFinder(
+            index,
+            rerank=None if rerank == "none" else rerank,
+            llm=model,
+            settings=FinderSettings(accept=accept, depth=depth),
+        )
+
+
+def _llm(
+    record: Path | None,
+    model: str | None,
+    base_url: str | None,
+    budget: float | None,
+    price_in: float | None,
+    price_out: float | None,
+    max_requests: int | None,
+    max_total_tokens: int | None,
+) -> LLM | None:
+    given = (base_url, budget, price_in, price_out, max_requests, max_total_tokens)
+    if model is None:
+        if any(option is not None for option in given):
+            raise click.UsageError("a server, a price or a budget goes with --llm MODEL")
+        return None
+    if (price_in is None) != (price_out is None):
+        raise click.UsageError("give both --price-in and --price-out, or neither")
+    from descsim_tools.agents.record import ANSWERS, TRANSCRIPT
+    from descsim_tools.llm import LLM, Budget, Price
+
+    return LLM(
+        model,
+        base_url=base_url,
+        budget=Budget(requests=max_requests, tokens=max_total_tokens, cost=budget),
+        price=None if price_in is None or price_out is None else Price(price_in, price_out),
+        cache=None if record is None else record / ANSWERS,
+        transcript=None if record is None else record / TRANSCRIPT,
+    )
+
+
+def _watched(events: Iterator[Event]) -> Statement:
+    """Show a bar while a search lasts, and return what it found."""
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+    columns = [
+        TextColumn("finding"),
+        BarColumn(),
+        TextColumn("{task.fields[status]}"),
+        TimeElapsedColumn(),
+    ]
+    statement = None
+    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
+        task = progress.add_task("", total=None, status="opening")
+        for event in events:
+            spent = f", {event.cost.money:.4f} spent" if event.cost.money else ""
+            status = f"{event.message}; {event.matched:,} instances{spent}"
+            progress.update(
+                task, completed=event.decided, total=event.examined or None, status=status
+            )
+            statement = event.statement
+    assert statement is not None  # the last event has it
+    return statement
+
+
+def _show(statement: Statement, out: Path | None) -> None:
+    from rich.table import Table
+
+    from descsim_tools.agents.statement import Status
+    from descsim_tools.cli.main import _literal, _print
+
+    table = Table("id", "probability", "decided by", "sentence", box=None)
+    for row in statement.instances:
+        table.add_row(
+            _literal(row.id), _chance(row), str(row.verdict.decided_by), _literal(row.text)
+        )
+    if statement.instances:
+        _print(table)
+    unjudged = [row for row in statement.rows if row.status is Status.UNJUDGED]
+    if unjudged:
+        table = Table("unjudged", "probability", "why", "sentence", box=None)
+        for row in unjudged[:_UNJUDGED_SHOWN]:
+            why = _literal(row.verdict.unjudged_for)
+            table.add_row(_literal(row.id), _chance(row), why, _literal(row.text))
+        _print(table)
+        if len(unjudged) > _UNJUDGED_SHOWN:
+            click.echo(f"and {len(unjudged) - _UNJUDGED_SHOWN:,} more; --out FILE lists all")
+    for line in statement.lines():
+        click.echo(_literal(line).plain)
+    if out is not None:
+        click.echo(f"written to {out}")
+
+
+def _chance(row: Row) -> str:
+    return "" if row.probability is None else f"{row.probability:.2f}"

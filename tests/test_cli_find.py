@@ -1,0 +1,194 @@
+"""`descsim find`: output, exit codes, records, and how it is interrupted."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from descsim_tools.calibration import Calibration
+from descsim_tools.cli import find as command
+from descsim_tools.rerankers import DescriptionCrossEncoder
+from descsim_tools.rerankers.cross_encoder import CALIBRATION, new_cross_encoder
+from tests.conftest import ROOT
+from tests.fake_llm import FakeServer, Reply
+from tests.finder_world import Model, rows_of, verdict, verdicts
+from tests.test_cli import run
+
+CONCEPT = "a scientific discovery made by accident"
+
+
+@pytest.fixture(scope="module")
+def cross_folder(tiny_folder, tmp_path_factory):
+    """A cross-encoder of random weights, calibrated so that some rows are unsure."""
+    from sentence_transformers.base.modules import Transformer
+
+    folder = tmp_path_factory.mktemp("cross") / "tiny-cross"
+    plain = tiny_folder.parent / "tiny-encoder-plain"
+    model = new_cross_encoder(Transformer(str(plain)))
+    model.save_pretrained(str(folder))
+    scores = DescriptionCrossEncoder("x", model).score(CONCEPT, ["one thing", "another thing here"])
+    Calibration(20.0, -20.0 * float(scores.mean())).save(folder / CALIBRATION)
+    return folder
+
+
+@pytest.fixture
+def arguments(tiny_store, tiny_folder, cross_folder):
+    options = ["--encoder", tiny_folder, "--device", "cpu", "--depth", "40"]
+    return ["find", tiny_store, CONCEPT, *options, "--rerank", f"cross-encoder:{cross_folder}"]
+
+
+def test_it_prints_a_statement_and_writes_a_report(capsys, arguments, tmp_path):
+    code, out, _ = run(capsys, *arguments, "--out", tmp_path / "r.html")
+    assert code == 0
+    assert "sentences examined" in out
+    assert "of 912" in out
+    assert "instances missed: about" in out
+    assert f"written to {tmp_path / 'r.html'}" in out
+    assert CONCEPT in (tmp_path / "r.html").read_text()
+    code, out, _ = run(capsys, *arguments, "--json", "--out", tmp_path / "r.jsonl")
+    assert code == 0
+    found = json.loads(out)
+    assert found["matched"] + found["rejected"] == found["examined"] == len(found["rows"])
+    assert found["stored"] == 912
+    lines = [json.loads(line) for line in (tmp_path / "r.jsonl").open()]
+    assert lines[1:] == found["rows"]
+    assert lines[0]["statement"]["missed"] == found["missed"]
+
+
+def test_conditions_filters_and_decisions(capsys, arguments, tmp_path):
+    (tmp_path / "d.jsonl").write_text("")
+    code, out, _ = run(
+        capsys, *arguments, "--none-of", "a dog", "--any-of", "a cat", "--any-of", "a ship",
+        "--all-of", "x y", "--where", '{"line": {"$lte": 60}}', "--decisions", tmp_path / "d.jsonl",
+        "--json",
+    )  # fmt: skip
+    assert code == 0
+    found = json.loads(out)
+    assert found["query"] == {
+        "all_of": [CONCEPT, "x y"], "any_of": ["a cat", "a ship"], "none_of": ["a dog"]
+    }  # fmt: skip
+    assert found["where"] == {"line": {"$lte": 60}}
+    assert 0 < found["stored"] <= 60
+
+
+def test_a_model_and_its_budget(capsys, arguments, tmp_path):
+    def fault(seen, number):
+        return verdicts(verdict(row, "yes") for row in rows_of(seen))
+
+    with FakeServer(Model(fault)) as server:
+        given = [*arguments, "--llm", "m", "--base-url", server.url, "--record", tmp_path / "r"]
+        code, out, _ = run(capsys, *given, "--max-requests", "2", "--json")
+        assert code == 3
+        found = json.loads(out)
+        assert found["ended_by"] == "budget"
+        assert found["cost"]["requests"] == len(server.seen) == 2
+        assert found["unjudged_for"]["budget"] > 0
+        code, out, _ = run(capsys, *given, "--max-requests", "400", "--json")
+        assert code == 0
+        found = json.loads(out)
+        assert found["unjudged"] == 0
+        seen = len(server.seen)
+        assert found["cost"]["requests"] == seen
+        code, out, _ = run(capsys, *given, "--json")
+        assert code == 0
+        assert [one.text for one in server.seen[seen:]] == []
+        prices = ["--budget", "0", "--price-in", "1", "--price-out", "1"]
+        code, out, _ = run(capsys, *arguments, "--llm", "m", "--base-url", server.url, *prices)
+        assert (code, len(server.seen)) == (3, seen)
+        assert "ended by budget" in out
+    assert {p.name for p in (tmp_path / "r").iterdir()} >= {
+        "record.jsonl", "answers.sqlite", "transcript.jsonl"
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("options", "code", "message"),
+    [
+        (["--out", "r.pdf"], 1, "must end in .html, .jsonl, .csv"),
+        (["--budget", "1"], 2, "goes with --llm"),
+        (["--llm", "m", "--base-url", "http://127.0.0.1:1/v1", "--price-in", "1"], 2, "both"),
+        (["--llm", "m", "--base-url", "http://127.0.0.1:1/v1", "--budget", "1"], 1, "price of"),
+        (["--rerank", "none"], 2, "somebody must judge"),
+        (["--rerank", "nonsense"], 1, "no reranker 'nonsense'"),
+        (["--where", "{"], 2, "--where is no JSON"),
+        (["--accept", "2"], 2, "not in the range"),
+        (["--decisions", "none.csv"], 1, "cannot read the decisions"),
+    ],
+)
+def test_misuse_is_told_in_few_lines(
+    options, code, message, capsys, arguments, tmp_path, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    got, out, err = run(capsys, *arguments, *options)
+    assert (got, out) == (code, "")
+    assert message in err
+    assert len(err.splitlines()) <= 5
+
+
+def test_nothing_to_look_for(capsys, tiny_store):
+    code, _, err = run(capsys, "find", tiny_store)
+    assert code == 2
+    assert "nothing to look for" in err
+
+
+def test_help_has_an_example(capsys):
+    code, out, _ = run(capsys, "find", "--help")
+    assert code == 0
+    assert "Example:\n    descsim find my-store" in out
+    assert command._EXIT == {"done": 0, "budget": 3, "cancelled": 130, "no answer": 1}
+
+
+@pytest.mark.slow
+def test_an_interrupted_search_goes_on(arguments, tmp_path, capsys):
+    record = tmp_path / "r"
+
+    def slow(seen, number):
+        return Reply(delay=2, content=verdicts([]).content)
+
+    with FakeServer(Model(slow)) as server:
+        given = [*arguments, "--llm", "m", "--base-url", server.url, "--record", record]
+        process = subprocess.Popen(
+            [sys.executable, "-m", "descsim_tools", *map(str, given)],
+            cwd=tmp_path, env=dict(os.environ), stderr=subprocess.PIPE, text=True,
+        )  # fmt: skip
+        server.wait_for(2, seconds=300)
+        process.send_signal(signal.SIGINT)
+        started = time.monotonic()
+        _, err = process.communicate(timeout=120)
+        assert process.returncode == 130
+        assert "the same command goes on" in err
+        assert time.monotonic() - started < 60
+        before = (record / "record.jsonl").read_text().count('"event": "score"')
+        assert before > 0
+        server.script = Model(lambda seen, n: verdicts(verdict(r, "no") for r in rows_of(seen)))
+        code, out, _ = run(capsys, *given, "--json")
+    assert code == 0
+    assert json.loads(out)["unjudged"] == 0
+
+
+def test_the_benchmark_runs(cross_folder, corpus_lines, tmp_path):
+    """Its figures on random weights mean nothing; that they add up does."""
+    queries, corpus = tmp_path / "q.jsonl", tmp_path / "c.txt"
+    items = [
+        {"id": str(n), "description": CONCEPT, "good": corpus_lines[n : n + 4],
+         "bad": corpus_lines[n + 20 : n + 24]} for n in range(2)
+    ]  # fmt: skip
+    queries.write_text("".join(json.dumps(item) + "\n" for item in items))
+    corpus.write_text("\n".join(corpus_lines[:80]))
+    script = ROOT / "examples/benchmarks/find_in_wikitext.py"
+    command = [sys.executable, script, queries, corpus, "--rerank", f"cross-encoder:{cross_folder}"]
+    result = subprocess.run(
+        [*command, "--limit", "2", "--json"], capture_output=True, text=True, cwd=tmp_path
+    )
+    assert result.returncode == 0, result.stderr
+    found = json.loads(result.stdout)
+    assert (found["descriptions"], found["stored"], found["good_examined"]) == (2, 80, 1.0)
+    recalls = [row["recall"] for row in found["cuts"]]
+    assert recalls == sorted(recalls, reverse=True)
+    for row in found["cuts"]:
+        assert row["missed"] == pytest.approx(4 * (1 - row["recall"]))
+        assert row["low"] <= row["estimate"] <= row["high"]
