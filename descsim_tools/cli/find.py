@@ -240,26 +240,24 @@ def _show(statement: Statement, out: Path | None) -> None:
     from rich.table import Table
 
     from descsim_tools.agents.statement import Status
-    from descsim_tools.cli.main import _literal, _print
+    from descsim_tools.cli.tables import literal, show
 
     table = Table("id", "probability", "decided by", "sentence", box=None)
     for row in statement.instances:
-        table.add_row(
-            _literal(row.id), _chance(row), str(row.verdict.decided_by), _literal(row.text)
-        )
+        table.add_row(literal(row.id), _chance(row), str(row.verdict.decided_by), literal(row.text))
     if statement.instances:
-        _print(table)
+        show(table)
     unjudged = [row for row in statement.rows if row.status is Status.UNJUDGED]
     if unjudged:
         table = Table("unjudged", "probability", "why", "sentence", box=None)
         for row in unjudged[:_UNJUDGED_SHOWN]:
-            why = _literal(row.verdict.unjudged_for)
-            table.add_row(_literal(row.id), _chance(row), why, _literal(row.text))
-        _print(table)
+            why = literal(row.verdict.unjudged_for)
+            table.add_row(literal(row.id), _chance(row), why, literal(row.text))
+        show(table)
         if len(unjudged) > _UNJUDGED_SHOWN:
             click.echo(f"and {len(unjudged) - _UNJUDGED_SHOWN:,} more; --out FILE lists all")
     for line in statement.lines():
-        click.echo(_literal(line).plain)
+        click.echo(literal(line).plain)
     if out is not None:
         click.echo(f"written to {out}")
 
