@@ -14,7 +14,7 @@ from descsim_tools.evaluation.metrics import Floats, ndcg_at
 from descsim_tools.evaluation.protocol import MOST_GOOD, EvalItem, GroupLike, Score
 
 BINS = 10
-_WEIGHTS = np.round(np.arange(0, 30.5, 0.5), 1)
+_WEIGHTS = np.arange(0.0, 61.0)
 
 
 @dataclass(frozen=True, slots=True)
