@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from descsim_tools.agents.statement import Row, Statement, Status
+# An MCP server imports this before its first call, and must not wait for NumPy.
+if TYPE_CHECKING:
+    from descsim_tools.agents.statement import Row, Statement
 
 TOOL_NAME = "find_instances"
 
@@ -62,7 +64,7 @@ def statement_to_dict(statement: Statement, first: int = 0) -> dict[str, Any]:
     """
     instances = statement.instances
     shown = instances[first : first + SHOWN]
-    unjudged = [row for row in statement.rows if row.status is Status.UNJUDGED]
+    unjudged = [row for row in statement.rows if row.status == "unjudged"]
     left = len(instances) - first - len(shown)
     payload: dict[str, Any] = {
         "looked_for": statement.query.to_dict(),

@@ -29,9 +29,11 @@ class Words:
 
     spec = SimpleNamespace(name="words")
     fingerprint = "words"
-    dim = DIM
     is_pair = False
     device = "cpu"
+
+    def __init__(self, dim: int = DIM) -> None:
+        self.dim = dim
 
     def encode_descriptions(self, texts: Iterable[str]) -> np.ndarray:
         return np.stack([self._vector(text) for text in texts])
@@ -39,9 +41,9 @@ class Words:
     encode_sentences = encode_descriptions
 
     def _vector(self, text: str) -> np.ndarray:
-        vector = np.full(DIM, 1e-3, dtype=np.float32)
+        vector = np.full(self.dim, 1e-3, dtype=np.float32)
         for word in re.findall(r"\w+", text.casefold()):
-            vector[zlib.crc32(word.encode()) % DIM] += 1
+            vector[zlib.crc32(word.encode()) % self.dim] += 1
         return vector / np.linalg.norm(vector)
 
 

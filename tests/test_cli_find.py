@@ -154,6 +154,8 @@ def test_an_interrupted_search_goes_on(arguments, tmp_path, capsys):
         process = subprocess.Popen(
             [sys.executable, "-m", "descsim_tools", *map(str, given)],
             cwd=tmp_path, env=dict(os.environ), stderr=subprocess.PIPE, text=True,
+            # A test run in the background of a shell ignores SIGINT, and would hand that on.
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
         )  # fmt: skip
         server.wait_for(2, seconds=300)
         process.send_signal(signal.SIGINT)

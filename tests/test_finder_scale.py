@@ -18,7 +18,7 @@ pytestmark = pytest.mark.slow
 
 
 def test_a_hundred_thousand_sentences(tmp_path):
-    encoder = Words()
+    encoder = Words(32)
     drawn = np.random.default_rng(0)
     with Store.create(tmp_path / "s", Manifest.of(encoder)) as store:
         for start in range(0, 100_000, 5000):
