@@ -204,7 +204,7 @@ def test_search_with_a_reranker(capsys, tiny_folder, tiny_lm_folder, tmp_path):
     assert f"{hits[0]['score']:.3f}" in out
     code, _, err = run(capsys, *arguments[:-3], "nonsense")
     assert code == 1
-    assert "no reranker 'nonsense'; there are: log-prob" in err
+    assert "no reranker 'nonsense'; there are: cross-encoder, combined, log-prob" in err
 
 
 @pytest.mark.parametrize(
