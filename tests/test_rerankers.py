@@ -150,7 +150,9 @@ def test_the_base_needs_score():
 
 @pytest.mark.parametrize("name", ["nonsense", "log-prob:", "", ":x"])
 def test_unknown_names_list_what_there_is(name):
-    with pytest.raises(RerankerError, match=r"no reranker '.*'; there are: log-prob"):
+    with pytest.raises(
+        RerankerError, match=r"no reranker '.*'; there are: cross-encoder, combined, log-prob"
+    ):
         load_reranker(name)
 
 

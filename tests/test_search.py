@@ -135,7 +135,9 @@ def test_candidates_must_be_a_whole_number(demo_index, candidates):
 
 
 def test_an_unknown_reranker_is_named(demo_index):
-    with pytest.raises(RerankerError, match="no reranker 'nonsense'; there are: log-prob"):
+    with pytest.raises(
+        RerankerError, match="no reranker 'nonsense'; there are: cross-encoder, combined, log-prob"
+    ):
         demo_index.search("x", rerank="nonsense")
 
 
