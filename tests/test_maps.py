@@ -294,7 +294,7 @@ def test_a_base_with_prompts_reads_each_side_with_its_own(
         ('kind = "maps"\n[model]\nmethod = "lora"', "no use for model.method"),
         ('kind = "maps"\n[training]\naverage = 2', "no use for training.average"),
         ('kind = "maps"\n[maps]\nside = "both"', "maps.side: Extra inputs"),
-        ('kind = "map"', "kind: Input should be 'encoder' or 'maps'"),
+        ('kind = "map"', "kind: Input should be 'encoder', 'maps', 'cross-encoder' or 'causal-lm'"),
     ],
 )
 def test_settings_without_effect_are_refused(content, match, tmp_path):
