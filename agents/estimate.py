@@ -10,9 +10,9 @@ the number is size x share, summed. What is known of a band:
 Assumed, and told with the result:
 
 - The probabilities hold where half of the sentences are instances, as where they were fitted. Here
-  fewer are, the base rate, which lowers log-odds. How much of that to apply is not known, since the
-  others are no harder to tell than those they were fitted on: anything from none to all of it is
-  taken as equally likely, and half of it for the estimate.
+  fewer are, the base rate, which lowers log-odds. All of that applies to what was never read, which
+  is not like what they were fitted on. Candidates are more like it, and how much applies to them is
+  not known: anything from a part `_LEAST` to all is equally likely, the middle is the estimate's.
 - They hold on average, but not for each query: their log-odds may be off by a common shift, normal
   with a standard deviation of `SHIFT`.
 - Even a row that has nothing to do with the query gets some probability. The median of the band
@@ -22,6 +22,8 @@ Assumed, and told with the result:
   model, the share is first what the cross-encoder says, off by a further shift with heavy tails
   (Student's t), or, with a probability of `_DOUBT` and where nothing read the band, anything
   (Jeffreys' prior); and then what explains the sample.
+
+Where no model judged, nothing shows that anything is missed, and the interval begins at 0.
 
 The interval comes from draws of the shift, of the sample (Bayesian bootstrap), of the share and of
 the number (binomial), added up draw by draw.
@@ -43,13 +45,16 @@ from descsim_tools.agents.plan import Floats
 from descsim_tools.agents.statement import Band, Missed, Row, Statement
 
 CONFIDENCE = 0.95
-SHIFT = 0.7
+SHIFT = 1.0
 """Standard deviation, over queries, of how far log-odds of instances are off."""
 
 UNREAD = "never read"
 """Name of a band of rows that were not candidates."""
 SAMPLED = "the sample"
 """What such a row is found by."""
+
+_LEAST = 0.4
+"""Least part of the base rate's correction that applies."""
 
 _DRAWS = 4000
 _FREEDOM = 2
@@ -96,17 +101,19 @@ def estimate(
 
     Args:
         bands: What is known of each.
-        base_rate: Share of instances among the examined rows.
+        base_rate: Share of instances among all sentences.
         background: Probability that the cross-encoder gives to what has nothing to do with it.
         judge: Name of the model that judged the samples.
     """
     rng = np.random.default_rng(0)
     rarity = min(0.0, float(logit(np.clip(base_rate, 1e-6, 0.5))))
-    drawn = rarity * rng.random(_DRAWS) + rng.normal(0.0, SHIFT, _DRAWS)
-    shift = np.concatenate([[rarity / 2], drawn])  # the first is the estimate's
+    # In each the first is the estimate's.
+    off = np.concatenate([[0.0], rng.normal(0.0, SHIFT, _DRAWS)])
+    part = np.concatenate([[(1 + _LEAST) / 2], rng.uniform(_LEAST, 1.0, _DRAWS)])
     total = np.zeros(_DRAWS)
     told: list[Band] = []
     for band in bands:
+        shift = off + rarity * (1.0 if band.name == UNREAD else part)
         share = _share(band, background, shift, rng)
         total += binom.rvs(band.size, share[1:], random_state=rng)
         told.append(
@@ -123,6 +130,8 @@ def estimate(
         )
     tail = (1 - CONFIDENCE) / 2
     low, high = np.quantile(total, [tail, 1 - tail], method="inverted_cdf")
+    if not any(band.judged for band in bands):
+        low = 0  # nobody looked there who could tell, so nothing shows that anything is missed
     expected = float(sum(band.estimate for band in told))
     return Missed(
         expected,
@@ -163,13 +172,15 @@ def reestimate(statement: Statement, accept: float) -> Missed:
     bands.append(Evidence("rejected by the cross-encoder", 0.0, accept, len(rejected), rejected))
     known = [band for band in bands if band.size and band.probabilities]
     return estimate(
-        known, base_rate=base_rate(len(read) - len(rejected), len(read)), background=background
+        known,
+        base_rate=base_rate(len(read) - len(rejected), statement.stored or len(read)),
+        background=background,
     )
 
 
-def base_rate(matched: int, examined: int) -> float:
-    """Return the share of instances among examined rows, never quite 0 or 1."""
-    return (matched + 0.5) / (examined + 1)
+def base_rate(matched: int, stored: int) -> float:
+    """Return the share of instances among sentences, never quite 0 or 1."""
+    return (matched + 0.5) / (stored + 1)
 
 
 def _share(
@@ -216,7 +227,7 @@ def _method(bands: Sequence[Evidence], judge: str) -> str:
     if any(band.probabilities for band in bands):
         parts.append(
             "the cross-encoder's probabilities, less what it gives to unrelated rows and lowered "
-            "by none to all of the base rate, are taken as right on average, with a shift of the "
+            "by much to all of the base rate, are taken as right on average, with a shift of the "
             f"log-odds of s.d. {SHIFT:g} for a query"
         )
     parts.append("draws of share and number, added over the bands, give the interval")

@@ -584,7 +584,7 @@ class _Search:
             return None
         return estimate(
             bands,
-            base_rate=base_rate(self._matched(), len(self._rows)),
+            base_rate=base_rate(self._matched(), self._stored or len(self._rows)),
             background=background,
             judge=self._llm.model if self._llm else "",
         )
