@@ -27,8 +27,17 @@ _WHOLE = re.compile(r"(?:\d(?:[.,](?=\d))?|[^\W_]|[\u0300-\u036f]|(?<=[^\W\d_])'
 
 def find_quote(quote: str, text: str) -> tuple[int, int] | None:
     """Return where a quote begins and ends in a text, in characters, or None if it is not there."""
+    return _find(_folded(quote)[0].strip(), *_folded(text))
+
+
+def find_evidence(evidence: str, text: str) -> tuple[int, int] | None:
+    """As `find_quote`, for words that point at a place: case and outer dots do not matter."""
     folded, positions = _folded(text)
-    wanted = _folded(quote)[0].strip()
+    wanted = _folded(evidence)[0].strip("\"' ").strip(" .")
+    return _find(_lower(wanted), _lower(folded), positions)
+
+
+def _find(wanted: str, folded: str, positions: list[int]) -> tuple[int, int] | None:
     for form in (wanted, wanted.strip("\"' ")):
         start = folded.find(form) if form else -1
         while start >= 0:
@@ -48,6 +57,11 @@ def is_too_short(quote: str, text: str) -> bool:
 def visible(text: str) -> str:
     """Return a text without characters that nobody sees: controls, marks of direction, tags."""
     return "".join(c for c in text if c.isspace() or unicodedata.category(c) not in ("Cc", "Cf"))
+
+
+def _lower(text: str) -> str:
+    """Return a text in lower case and of the same length, which a few letters would change."""
+    return "".join(c.lower() if len(c.lower()) == 1 else c for c in text)
 
 
 def _folded(text: str) -> tuple[str, list[int]]:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from pydantic import BaseModel
 
+from descsim_tools.agents.foreign import as_data
 from descsim_tools.agents.plan import MOST_DESCRIPTIONS, Plan, Query, cleaned, criterion
 from descsim_tools.agents.statement import Row
 
@@ -58,10 +59,7 @@ def new_descriptions(
     Raises:
         LLMError: The model gives nothing that can be used.
     """
-    shown = [
-        json.dumps({"text": row.text[:_EXCERPT]}, ensure_ascii=False).replace("<", "\\u003c")
-        for row in instances[:_SHOWN]
-    ]
+    shown = [as_data({"text": row.text[:_EXCERPT]}) for row in instances[:_SHOWN]]
     content = "\n".join(
         [
             f"Looked for: {criterion(query, plan)}",

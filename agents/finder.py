@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias, TypedDict, TypeVar, Unpack
 import numpy as np
 from numpy.typing import NDArray
 
+from descsim_tools.agents.citations import find_evidence
 from descsim_tools.agents.decisions import Decisions, read_decisions
 from descsim_tools.agents.estimate import (
     SAMPLED,
@@ -26,7 +27,7 @@ from descsim_tools.agents.estimate import (
     estimate,
 )
 from descsim_tools.agents.expand import NEIGHBOURS, SEEDS, new_descriptions
-from descsim_tools.agents.judge import LLMJudge, decide, find_span, probabilities
+from descsim_tools.agents.judge import LLMJudge, decide, probabilities
 from descsim_tools.agents.plan import Floats, Plan, Query, Searches, failure_of, make_plan
 from descsim_tools.agents.record import FindRecord
 from descsim_tools.agents.settings import FinderSettings
@@ -187,10 +188,12 @@ class InstanceFinder:
         assert statement is not None  # the last event has it
         return statement
 
-    def stream(self, concept: str | None = None, **options: Unpack[FindOptions]) -> Iterator[Event]:
+    def stream(
+        self, concept: str | None = None, **options: Unpack[FindOptions]
+    ) -> Generator[Event, None, None]:
         """Find all instances, and tell what happens; arguments and errors as in `find`.
 
-        Closing the iterator ends the search.
+        Closing the generator ends the search.
         """
         query = Query.of(
             concept,
@@ -230,7 +233,7 @@ class InstanceFinder:
 
         def work() -> None:
             try:
-                with closing(events):  # type: ignore[type-var]  # a generator
+                with closing(events):
                     for event in events:
                         put(event)
             except BaseException as error:  # raised again in the task
@@ -247,7 +250,9 @@ class InstanceFinder:
         finally:
             left.set()
 
-    def _events(self, query: Query, decisions: Decisions, options: FindOptions) -> Iterator[Event]:
+    def _events(
+        self, query: Query, decisions: Decisions, options: FindOptions
+    ) -> Generator[Event, None, None]:
         identity = {
             "query": query.to_dict(),
             "where": options.get("where"),
@@ -560,7 +565,7 @@ class _Search:
 
     def _settle(self, row: Row, verdict: Verdict) -> Row:
         verdict = self._decisions.verdicts.get(row.id, verdict)
-        span = find_span(verdict.evidence, row.text) if verdict.evidence else None
+        span = find_evidence(verdict.evidence, row.text) if verdict.evidence else None
         self._rows[row.id] = replace(self._rows[row.id], verdict=verdict, span=span)
         return self._rows[row.id]
 

@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 from pydantic import BaseModel
 
+from descsim_tools.agents.citations import find_evidence
+from descsim_tools.agents.foreign import as_data
 from descsim_tools.agents.plan import Floats, Plan, Query, criterion, failure_of
 from descsim_tools.agents.settings import FinderSettings
 from descsim_tools.agents.statement import Decider, Row, Status, Verdict, unjudged
@@ -240,7 +242,7 @@ class LLMJudge:
         reason = " ".join(one.reason.split())
         if one.verdict == "unsure":
             return unjudged("unsure", f"the model is not sure: {reason}")
-        if one.verdict == "yes" and find_span(one.evidence, row.text) is None:
+        if one.verdict == "yes" and find_evidence(one.evidence, row.text) is None:
             return unjudged(
                 "evidence", f"the model said yes with evidence that is not in the row: {reason}"
             )
@@ -250,12 +252,7 @@ class LLMJudge:
 
     def _messages(self, rows: Sequence[Row]) -> list[dict[str, str]]:
         # JSON keeps a row on its line, and an escaped < keeps it within the marks.
-        lines = [
-            json.dumps({"id": self._name(row), "text": row.text}, ensure_ascii=False)
-            .replace("<", "\\u003c")
-            .replace("\u2028", "\\u2028")
-            for row in rows
-        ]
+        lines = [as_data({"id": self._name(row), "text": row.text}) for row in rows]
         content = "\n".join([f"Looked for: {self._criterion}", "<rows>", *lines, "</rows>"])
         return [{"role": "system", "content": JUDGE_TASK}, {"role": "user", "content": content}]
 
@@ -265,15 +262,6 @@ class LLMJudge:
 
 
 _ASKED_AGAIN = ("missing", "repeated", "evidence", "cut", "refusal", "empty", "invalid", "refused")
-
-
-def find_span(evidence: str, text: str) -> tuple[int, int] | None:
-    """Return where quoted words lie in a text, whatever their case and spaces."""
-    words = evidence.strip().strip("\"'\u201c\u201d\u2018\u2019").strip(" .\u2026").split()
-    if not words:
-        return None
-    found = re.search(r"\s+".join(map(re.escape, words)), text, re.IGNORECASE)
-    return found.span() if found else None
 
 
 def _hit(row: Row, cosine: float) -> Hit:

@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import islice
 from typing import Any, TypeVar
 
 from descsim_tools.agents import rag_prompts as prompts
@@ -361,6 +362,9 @@ def last(events: Iterator[Event]) -> Answer:
 
 async def in_threads(items: Iterator[T]) -> AsyncIterator[T]:
     """Yield what an iterator yields, waiting for each item in a thread."""
-    end = object()
-    while (item := await asyncio.to_thread(next, items, end)) is not end:
-        yield item  # type: ignore[misc]
+
+    def take() -> list[T]:
+        return list(islice(items, 1))
+
+    while taken := await asyncio.to_thread(take):
+        yield taken[0]

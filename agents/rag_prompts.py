@@ -6,8 +6,6 @@ so that no text can end its own place and begin another.
 
 from __future__ import annotations
 
-import json
-import re
 from collections.abc import Mapping, Sequence
 from enum import StrEnum
 from typing import Any
@@ -15,6 +13,7 @@ from typing import Any
 from pydantic import BaseModel
 
 from descsim_tools.agents.citations import visible
+from descsim_tools.agents.foreign import as_data
 from descsim_tools.integrations.tooling import DESCRIPTION_HELP
 from descsim_tools.llm.client import Message
 from descsim_tools.types import Hit
@@ -161,9 +160,6 @@ of these sentences are real instances of their description: for each of them the
 description and the id of the sentence. There may be none.
 {_DATA}"""
 
-# What a chat template may read as the end of a message or as a role, once out of its JSON string.
-_MARKERS = re.compile(r"<|\[(?=/?[A-Z_]+\])")
-
 
 def plan_question(question: str) -> list[Message]:
     """Return the request for a `QuestionPlan`."""
@@ -205,6 +201,4 @@ def _shown(sources: Mapping[str, Hit]) -> list[dict[str, str]]:
 
 
 def _messages(system: str, **data: Any) -> list[Message]:
-    text = json.dumps(data, ensure_ascii=False)
-    text = _MARKERS.sub(lambda marker: f"\\u{ord(marker[0]):04x}", text)
-    return [{"role": "system", "content": system}, {"role": "user", "content": text}]
+    return [{"role": "system", "content": system}, {"role": "user", "content": as_data(data)}]

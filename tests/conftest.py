@@ -13,12 +13,16 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 import torch
 
 from descsim_tools import DescriptionEncoder, DescriptionIndex, fill
+from tests.answering import DRUNK
+from tests.fake_llm import FakeServer, by_schema
+from tests.local_server import TEMPLATE, served
 from tests.tiny import (
     gpt2_lm,
     save_cross_encoder,
@@ -168,3 +172,42 @@ def chroma_server(tmp_path_factory) -> Iterator[str]:
     finally:
         process.terminate()
         process.wait(10)
+
+
+@pytest.fixture(scope="session")
+def tiny_server(corpus_lines, tmp_path_factory):
+    """URL and name of a GPT-2 of random weights behind `transformers serve`."""
+    folder = tmp_path_factory.mktemp("served")
+    tokenizer = train_bytelevel(corpus_lines, max_length=2048)
+    tokenizer.chat_template = TEMPLATE
+    torch.manual_seed(0)
+    gpt2_lm(len(tokenizer), positions=2048).save_pretrained(folder / "model")
+    tokenizer.save_pretrained(folder / "model")
+    with served(folder / "model", folder) as url:
+        yield url, str(folder / "model")
+
+
+@pytest.fixture
+def serve():
+    """Start scripted servers that end with the test."""
+    with ExitStack() as servers:
+
+        def start(script=None, **replies):
+            return servers.enter_context(FakeServer(script or by_schema(**replies)))
+
+        yield start
+
+
+@pytest.fixture(scope="module")
+def bar_store(tiny, tmp_path_factory):
+    """Four sentences, so that each search finds all."""
+    folder = tmp_path_factory.mktemp("bar") / "store"
+    rows = [{"text": text, "id": f"row{n}", "year": 2000 + n} for n, text in enumerate(DRUNK)]
+    fill(rows, folder, encoder=tiny)
+    return folder
+
+
+@pytest.fixture
+def bar(bar_store, tiny):
+    with DescriptionIndex.open(bar_store, encoder=tiny) as index:
+        yield index

@@ -4,45 +4,15 @@ import json
 
 import pytest
 
-from descsim_tools import DescriptionIndex, fill
 from descsim_tools.agents.answers import Answer, Status
 from descsim_tools.agents.chat import MEMORY_CHARACTERS, Chatbot, Turn
 from descsim_tools.agents.rag import Found, Planned
 from descsim_tools.errors import DataError
 from descsim_tools.llm import Budget
 from tests.answering import DRUNK, answerer, draft, quoting, source_id, statement, turn
-from tests.fake_llm import FakeServer, Reply, by_schema, error
+from tests.fake_llm import Reply, by_schema, error
 
 SEARCH = turn("an intoxicated animal", question="Which animals get drunk?")
-
-
-@pytest.fixture
-def serve():
-    """Start servers that end with the test."""
-    servers = []
-
-    def start(script=None, **replies):
-        server = FakeServer(script or by_schema(**replies))
-        servers.append(server)
-        return server
-
-    yield start
-    for server in servers:
-        server.__exit__()
-
-
-@pytest.fixture(scope="module")
-def bar_store(tiny, tmp_path_factory):
-    folder = tmp_path_factory.mktemp("bar") / "store"
-    rows = [{"text": text, "id": f"row{n}", "year": 2000 + n} for n, text in enumerate(DRUNK)]
-    fill(rows, folder, encoder=tiny)
-    return folder
-
-
-@pytest.fixture
-def bar(bar_store, tiny):
-    with DescriptionIndex.open(bar_store, encoder=tiny) as index:
-        yield index
 
 
 def elk(data):

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from descsim_tools.agents import FinderSettings, InstanceFinder
-from descsim_tools.agents.judge import find_span
+from descsim_tools.agents.citations import find_evidence
 from descsim_tools.agents.record import ANSWERS
 from descsim_tools.errors import LLMError
 from descsim_tools.llm import LLM, Budget, NoModelError
@@ -472,7 +472,7 @@ def test_a_row_cannot_speak_for_another(index):
     ],
 )
 def test_evidence_is_looked_for_in_the_row(evidence, text, span):
-    assert find_span(evidence, text) == span
+    assert find_evidence(evidence, text) == span
 
 
 def test_a_budget_in_money_needs_a_price():

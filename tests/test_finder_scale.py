@@ -12,7 +12,6 @@ from descsim_tools.llm import LLM
 from descsim_tools.store import Store
 from descsim_tools.store.manifest import Manifest
 from tests.finder_world import FORGERY, Known, Words, finder_of, make_index, marked, noise
-from tests.test_llm_local import tiny_server  # noqa: F401  (a fixture)
 
 pytestmark = pytest.mark.slow
 
@@ -43,7 +42,7 @@ def test_a_hundred_thousand_sentences(tmp_path):
     assert seconds < 300
 
 
-def test_a_model_that_babbles_leaves_rows_unjudged(tiny_server, tmp_path):  # noqa: F811
+def test_a_model_that_babbles_leaves_rows_unjudged(tiny_server, tmp_path):
     url, model = tiny_server
     unsure = [f"{FORGERY} in town {n} p=0.5" for n in range(3)]
     sure = f"{FORGERY} p=0.95"

@@ -1,16 +1,8 @@
 """A real local model behind `transformers serve`: its text is poor, and is survived."""
 
 import json
-import os
-import socket
-import subprocess
-import sys
-import time
-from contextlib import contextmanager
 
 import pytest
-import torch
-from transformers import GPT2Config, GPT2LMHeadModel
 
 from descsim_tools.agents.answers import Status
 from descsim_tools.agents.chat import Chatbot
@@ -18,54 +10,8 @@ from descsim_tools.agents.rag import RagAnswerer
 from descsim_tools.datagen.generate import generate, open_llm
 from descsim_tools.datagen.recipes import DescriptionsRecipe
 from descsim_tools.llm import LLM, CutError
-from tests.tiny import train_bytelevel
 
 pytestmark = pytest.mark.slow  # the servers take their time to start
-
-TEMPLATE = "{% for m in messages %}{{ m['role'] }}: {{ m['content'] }}\n{% endfor %}assistant:"
-
-
-@contextmanager
-def served(model, folder):
-    """URL of `transformers serve` with one model."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    command = [sys.executable, "-m", "transformers.cli.transformers", "serve", str(model)]
-    command += ["--host", "127.0.0.1", "--port", str(port), "--device", "cpu"]
-    with (folder / "log").open("w") as log:
-        process = subprocess.Popen(command, stdout=log, stderr=log, env=dict(os.environ))
-    try:
-        for _ in range(600):
-            with socket.socket() as probe:
-                if probe.connect_ex(("127.0.0.1", port)) == 0:
-                    break
-            assert process.poll() is None, (folder / "log").read_text()
-            time.sleep(0.3)
-        else:
-            pytest.fail(f"the server does not answer: {(folder / 'log').read_text()}")
-        yield f"http://127.0.0.1:{port}/v1"
-    finally:
-        process.terminate()
-        process.wait(20)
-
-
-@pytest.fixture(scope="module")
-def tiny_server(corpus_lines, tmp_path_factory):
-    """A GPT-2 of random weights."""
-    folder = tmp_path_factory.mktemp("served")
-    tokenizer = train_bytelevel(corpus_lines, max_length=2048)
-    tokenizer.chat_template = TEMPLATE
-    torch.manual_seed(0)
-    config = GPT2Config(
-        vocab_size=len(tokenizer), n_embd=32, n_layer=2, n_head=2, n_positions=2048,
-        bos_token_id=0, eos_token_id=0,
-    )  # fmt: skip
-    model = folder / "model"
-    GPT2LMHeadModel(config).save_pretrained(model)
-    tokenizer.save_pretrained(model)
-    with served(model, folder) as url:
-        yield url, str(model)
 
 
 def test_a_real_server_is_asked(tiny_server, tmp_path):

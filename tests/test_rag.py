@@ -5,7 +5,6 @@ from dataclasses import replace
 
 import pytest
 
-from descsim_tools import DescriptionIndex, fill
 from descsim_tools.agents.answers import Answer, Status
 from descsim_tools.agents.rag import (
     SOURCE_CHARACTERS,
@@ -20,40 +19,10 @@ from descsim_tools.errors import RerankerError
 from descsim_tools.llm import Budget, NoModelError, Price
 from descsim_tools.types import Hit
 from tests.answering import DRUNK, answerer, draft, plan, quoting, source_id, statement
-from tests.fake_llm import FakeServer, Reply, by_schema, error
+from tests.fake_llm import Reply, by_schema, error
 
 QUESTION = "Do any animals get drunk?"
 SEARCH = plan("an animal consuming alcohol", "an intoxicated animal")
-
-
-@pytest.fixture
-def serve():
-    """Start servers that end with the test."""
-    servers = []
-
-    def start(script=None, **replies):
-        server = FakeServer(script or by_schema(**replies))
-        servers.append(server)
-        return server
-
-    yield start
-    for server in servers:
-        server.__exit__()
-
-
-@pytest.fixture(scope="module")
-def bar_store(tiny, tmp_path_factory):
-    """Four sentences, so that each search finds all."""
-    folder = tmp_path_factory.mktemp("bar") / "store"
-    rows = [{"text": text, "id": f"row{n}", "year": 2000 + n} for n, text in enumerate(DRUNK)]
-    fill(rows, folder, encoder=tiny)
-    return folder
-
-
-@pytest.fixture
-def bar(bar_store, tiny):
-    with DescriptionIndex.open(bar_store, encoder=tiny) as index:
-        yield index
 
 
 def drunk(data):

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
 
 import click
 
+from descsim_tools.cli.options import price_of, price_options
+
 if TYPE_CHECKING:
     from descsim_tools.agents.answers import Answer, Citation
     from descsim_tools.agents.chat import Chatbot
-    from descsim_tools.llm import LLM
+    from descsim_tools.llm import LLM, Price
 
 _FAILED = 1
 _STOPPED = 3
@@ -47,10 +50,7 @@ OPENAI_MODEL and OPENAI_BASE_URL name them as well"""
 @click.option(
     "--budget", type=click.FloatRange(min=0), help="Most money to be spent; needs the prices."
 )
-@click.option("--price-in", type=click.FloatRange(min=0), help="Price of a million tokens read.")
-@click.option(
-    "--price-out", type=click.FloatRange(min=0), help="Price of a million tokens written."
-)
+@price_options
 @click.option("--once", metavar="QUESTION", help="Answer this and end.")
 @click.option("--json", "as_json", is_flag=True, help="With --once, print the answer as JSON.")
 @click.option("--encoder", metavar="NAME", help="By default the store's own, if it has a name.")
@@ -83,15 +83,14 @@ def chat(
     """
     if as_json and once is None:
         raise click.UsageError("--json needs --once")
-    if (price_in is None) != (price_out is None):
-        raise click.UsageError("--price-in and --price-out need each other")
-    if budget is not None and price_in is None:
+    price = price_of(price_in, price_out)
+    if budget is not None and price is None:
         raise click.UsageError(
             "--budget needs --price-in and --price-out, what a million tokens cost"
         )
     try:
         with (
-            _llm(model, base_url, budget, price_in, price_out) as llm,
+            _llm(model, base_url, budget, price) as llm,
             _bot(store, encoder, collection, llm, rerank) as bot,
         ):
             return _talk(bot) if once is None else _answer_once(bot, once, as_json)
@@ -104,15 +103,13 @@ def _llm(
     model: str | None,
     base_url: str | None,
     budget: float | None,
-    price_in: float | None,
-    price_out: float | None,
+    price: Price | None,
 ) -> LLM:
-    from descsim_tools.llm import LLM, Budget, Price
+    from descsim_tools.llm import LLM, Budget
 
     served = base_url or os.environ.get("OPENAI_BASE_URL") or os.environ.get("OPENAI_API_KEY")
     if not served or not (model or os.environ.get("OPENAI_MODEL")):
         raise click.UsageError(_NO_MODEL)
-    price = None if price_in is None or price_out is None else Price(price_in, price_out)
     return LLM(model, base_url=base_url, budget=Budget(cost=budget), price=price)
 
 
@@ -189,7 +186,9 @@ def _lines() -> Iterator[str]:
     """Yield what is typed, or piped in, until it ends."""
     typed = sys.stdin.isatty()
     if typed:
-        import readline  # noqa: F401  (lets a line be edited)
+        # Its import lets a line be edited; some systems have none.
+        with suppress(ImportError):
+            importlib.import_module("readline")
     while True:
         try:
             yield input("> " if typed else "").strip()

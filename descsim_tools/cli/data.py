@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from descsim_tools.cli.options import price_of, price_options
+
 if TYPE_CHECKING:
     from descsim_tools.datagen.generate import GenerationReport
     from descsim_tools.datagen.recipes import Recipe
@@ -37,7 +39,7 @@ def generate() -> None:
 def _run_options(function: Any) -> Any:
     positive = click.IntRange(min=1)
     not_negative = click.IntRange(min=0)
-    options = [
+    options: list[Any] = [
         click.option(
             "--out", required=True, type=click.Path(path_type=Path), help="Folder for the data."
         ),
@@ -49,12 +51,7 @@ def _run_options(function: Any) -> Any:
         click.option(
             "--max-cost", type=click.FloatRange(min=0), help="Budget: most money; needs prices."
         ),
-        click.option(
-            "--price-in", type=click.FloatRange(min=0), help="Price of a million tokens read."
-        ),
-        click.option(
-            "--price-out", type=click.FloatRange(min=0), help="Price of a million tokens written."
-        ),
+        price_options,
         click.option(
             "--max-tokens",
             type=positive,
@@ -248,11 +245,11 @@ def _generate(
     from descsim_tools.datagen.generate import generate as run
     from descsim_tools.datagen.generate import open_llm
     from descsim_tools.index_builder import open_corpus
-    from descsim_tools.llm import Budget, Price
+    from descsim_tools.llm import Budget
 
     if not recipe.reads_records:
         open_corpus(corpus, text_field=texts["text_field"])  # fails before a folder is made
-    price = None if price_in is None or price_out is None else Price(price_in, price_out)
+    price = price_of(price_in, price_out)
     budget = Budget(max_requests, max_total_tokens, max_cost)
     with open_llm(out, model, budget=budget, price=price, **settings) as llm:
         report = run(recipe, corpus, out, llm, limit=limit, progress=True, **texts)

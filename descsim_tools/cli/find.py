@@ -10,8 +10,17 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from descsim_tools.cli.options import (
+    chosen_encoder,
+    encoder_options,
+    parsed_where,
+    price_of,
+    price_options,
+)
+
 if TYPE_CHECKING:
     from descsim_tools.agents import Event, InstanceFinder, Row, Statement
+    from descsim_tools.agents.finder import FindOptions
     from descsim_tools.llm import LLM
 
 _BY_BUDGET = 3
@@ -37,10 +46,7 @@ _UNJUDGED_SHOWN = 20
     metavar="MONEY",
     help="The most it may cost; needs --price-in and --price-out.",
 )
-@click.option("--price-in", type=click.FloatRange(min=0), help="Price of a million tokens read.")
-@click.option(
-    "--price-out", type=click.FloatRange(min=0), help="Price of a million tokens written."
-)
+@price_options
 @click.option("--max-requests", type=click.IntRange(min=0), help="Budget: most requests sent.")
 @click.option("--max-total-tokens", type=click.IntRange(min=0), help="Budget: most tokens in all.")
 @click.option(
@@ -80,6 +86,7 @@ _UNJUDGED_SHOWN = 20
     help="Report with every row, its reason and its source: .html, .jsonl or .csv.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print the statement and the rows as JSON.")
+@encoder_options
 def find(
     store: str,
     concept: str | None,
@@ -115,13 +122,17 @@ def find(
         check_format(out)
     if concept is None and not all_of and not any_of:
         raise click.UsageError("there is nothing to look for; give a concept, --all-of or --any-of")
-    conditions = {"all_of": all_of, "any_of": any_of, "none_of": none_of}
-    from descsim_tools.cli.main import _parsed_where
-
-    kept = {"where": _parsed_where(where), "decisions": decisions, "record": record}
+    told: FindOptions = {
+        "all_of": all_of,
+        "any_of": any_of,
+        "none_of": none_of,
+        "where": parsed_where(where),
+        "decisions": decisions,
+        "record": record,
+    }
     with _finder(store, record, **options) as finder:
         try:
-            statement = _watched(finder.stream(concept, **conditions, **kept))  # type: ignore[arg-type]
+            statement = _watched(finder.stream(concept, **told))
         except KeyboardInterrupt:
             again = "the same command goes on where this one stopped"
             lost = "nothing was kept; with --record DIR the same command would go on"
@@ -154,7 +165,6 @@ def _finder(
     from contextlib import ExitStack
 
     from descsim_tools.agents import FinderSettings, InstanceFinder
-    from descsim_tools.cli.main import _encoder
     from descsim_tools.store import Store
 
     Store.open(store, collection=collection).close()  # fails before a model is loaded
@@ -167,7 +177,7 @@ def _finder(
         from descsim_tools.search import DescriptionIndex
 
         devices = device.split(",") if device else None
-        chosen = _encoder(encoder, description_encoder, pooling, devices)
+        chosen = chosen_encoder(encoder, description_encoder, pooling, devices)
         index = stack.enter_context(
             DescriptionIndex.open(
                 store, encoder=chosen, collection=collection, device=devices[0] if devices else None
@@ -196,16 +206,14 @@ def _llm(
         if any(option is not None for option in given):
             raise click.UsageError("a server, a price or a budget goes with --llm MODEL")
         return None
-    if (price_in is None) != (price_out is None):
-        raise click.UsageError("give both --price-in and --price-out, or neither")
     from descsim_tools.agents.record import ANSWERS, TRANSCRIPT
-    from descsim_tools.llm import LLM, Budget, Price
+    from descsim_tools.llm import LLM, Budget
 
     return LLM(
         model,
         base_url=base_url,
         budget=Budget(requests=max_requests, tokens=max_total_tokens, cost=budget),
-        price=None if price_in is None or price_out is None else Price(price_in, price_out),
+        price=price_of(price_in, price_out),
         cache=None if record is None else record / ANSWERS,
         transcript=None if record is None else record / TRANSCRIPT,
     )

@@ -18,18 +18,17 @@ from descsim_tools.cli.chat import chat
 from descsim_tools.cli.data import data, generate
 from descsim_tools.cli.evaluate import evaluate
 from descsim_tools.cli.find import find
+from descsim_tools.cli.options import chosen_encoder, encoder_options, parsed_where
 from descsim_tools.cli.rerank import rerank as rerank_commands
 from descsim_tools.cli.tables import literal, show
 from descsim_tools.cli.training import stats, train
 from descsim_tools.errors import DescsimError
 
 if TYPE_CHECKING:
-    from descsim_tools.encoders import DescriptionEncoder
     from descsim_tools.index_builder import FillReport
     from descsim_tools.types import Hit
 
 _CONTEXT = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
-_POOLINGS = ["mean", "mean-without-first", "weighted-mean", "cls", "last-token"]
 
 
 @click.group(context_settings=_CONTEXT)
@@ -56,38 +55,6 @@ def cli(debug: bool) -> None:
 
 cli.add_command(rerank_commands)
 cli.add_command(bench_commands)
-
-
-def _encoder_options(function: Any) -> Any:
-    options = [
-        click.option(
-            "--encoder",
-            metavar="NAME",
-            help="Preset, folder or hub id; by default the store's own, or the default preset.",
-        ),
-        click.option(
-            "--description-encoder",
-            metavar="NAME",
-            help="With --encoder, a pair: this one reads descriptions, --encoder the sentences.",
-        ),
-        click.option(
-            "--pooling",
-            type=click.Choice(_POOLINGS),
-            help="For an encoder whose folder does not state its pooling.",
-        ),
-        click.option(
-            "--device", metavar="NAME[,NAME...]", help="Such as cpu, cuda or cuda:0,cuda:1."
-        ),
-        click.option(
-            "--collection",
-            default="descsim",
-            show_default=True,
-            help="Name in the Chroma database.",
-        ),
-    ]
-    for option in reversed(options):
-        function = option(function)
-    return function
 
 
 @cli.command()
@@ -120,7 +87,7 @@ def _encoder_options(function: Any) -> Any:
     help="File to name bad rows in; by default rejects.jsonl in the store.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print the report as JSON.")
-@_encoder_options
+@encoder_options
 def index(
     corpus: Path,
     store: str,
@@ -154,7 +121,7 @@ def index(
     report = fill(
         corpus,
         store,
-        encoder=_encoder(encoder, description_encoder, pooling, devices),
+        encoder=chosen_encoder(encoder, description_encoder, pooling, devices),
         collection=collection,
         text_field=text_field,
         id_field=id_field,
@@ -195,7 +162,7 @@ def index(
     help="With --rerank, how many sentences are retrieved for it.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print the hits as JSON.")
-@_encoder_options
+@encoder_options
 def search(
     store: str,
     description: str,
@@ -224,14 +191,14 @@ def search(
         raise click.UsageError("--min-probability needs --rerank combined or cross-encoder")
     if not description.strip():
         raise click.UsageError("the description is blank; say what you look for")
-    condition = _parsed_where(where)
+    condition = parsed_where(where)
     from descsim_tools.store import Store
 
     Store.open(store, collection=collection).close()  # fails before a model is loaded
     from descsim_tools.search import DescriptionIndex
 
     devices = device.split(",") if device else None
-    chosen = _encoder(encoder, description_encoder, pooling, devices)
+    chosen = chosen_encoder(encoder, description_encoder, pooling, devices)
     with DescriptionIndex.open(
         store, encoder=chosen, collection=collection, device=devices[0] if devices else None
     ) as opened:
@@ -332,7 +299,7 @@ def encoders(as_json: bool) -> None:
 
 cli.add_command(adopt)
 cli.add_command(migrate)
-cli.add_command(_encoder_options(find))
+cli.add_command(find)
 cli.add_command(train)
 cli.add_command(generate)
 cli.add_command(data)
@@ -350,7 +317,7 @@ cli.add_command(chat)
     metavar="PORT",
     help="Serve streamable HTTP on this port of the loopback interface, at /mcp, instead of stdio.",
 )
-@_encoder_options
+@encoder_options
 def mcp(
     store: str,
     port: int | None,
@@ -379,7 +346,7 @@ def mcp(
     devices = device.split(",") if device else None
     server = create_server(
         store,
-        encoder=_encoder(encoder, description_encoder, pooling, devices),
+        encoder=chosen_encoder(encoder, description_encoder, pooling, devices),
         collection=collection,
         device=devices[0] if devices else None,
         more_tools=[find_instances_tool(cache_folder() / "find")],
@@ -421,42 +388,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         text = f"descsim: unexpected {type(error).__name__}: {error}"
         click.echo(f"{text}\nRun `descsim --debug ...` for the traceback.", err=True)
         return 1
-
-
-def _encoder(
-    name: str | None,
-    description_encoder: str | None,
-    pooling: str | None,
-    devices: list[str] | None,
-) -> DescriptionEncoder | str | None:
-    device = devices[0] if devices else None
-    if description_encoder is not None:
-        if name is None:
-            raise click.UsageError("--description-encoder needs --encoder for the sentences")
-        from descsim_tools.encoders import DescriptionEncoder
-
-        return DescriptionEncoder.load_pair(
-            description=description_encoder, sentence=name, pooling=pooling, device=device
-        )
-    if pooling is not None:
-        if name is None:
-            raise click.UsageError("--pooling needs --encoder")
-        from descsim_tools.encoders import DescriptionEncoder
-
-        return DescriptionEncoder.load(name, pooling=pooling, device=device)
-    return name
-
-
-def _parsed_where(where: str | None) -> dict[str, Any] | None:
-    if where is None:
-        return None
-    try:
-        parsed = json.loads(where)
-    except ValueError as error:
-        raise click.UsageError(f"--where is no JSON: {error}") from error
-    if not isinstance(parsed, dict):
-        raise click.UsageError(f"--where is {where}, need an object such as '{{\"year\": 1990}}'")
-    return parsed
 
 
 def _show_report(report: FillReport) -> None:

@@ -62,6 +62,8 @@ class DescriptionCrossEncoder(Reranker):
         self.calibration = calibration
         self.batch_size = batch_size
         self._limit = int(model.max_seq_length or _LIMIT)
+        # A copy, since the model's own holds whether it cuts as state, which a count would unset.
+        self._counting: Any = copy.deepcopy(model.tokenizer)
 
     @classmethod
     def load(
@@ -123,7 +125,7 @@ class DescriptionCrossEncoder(Reranker):
         limit = self._limit
         if 4 * len(description) + 12 <= limit // 2:  # a token stands for at least one byte
             return
-        tokens = len(_tokenizer(self.model)(description, verbose=False)["input_ids"])
+        tokens = len(self._counting(description, verbose=False)["input_ids"])
         if tokens > limit // 2:
             raise RerankerError(
                 f"the description has {tokens} tokens, and {self.name} takes at most {limit // 2}, "
@@ -136,9 +138,8 @@ class DescriptionCrossEncoder(Reranker):
     def _truncated(self, description: str, sentences: Sequence[str]) -> Sequence[bool]:
         limit = self._limit
         doubtful = [4 * (len(description) + len(s)) + 12 > limit for s in sentences]
-        tokenizer = _tokenizer(self.model)
         return [
-            doubt and len(tokenizer(description, s, verbose=False)["input_ids"]) > limit
+            doubt and len(self._counting(description, s, verbose=False)["input_ids"]) > limit
             for doubt, s in zip(doubtful, sentences, strict=True)
         ]
 
@@ -156,7 +157,9 @@ def new_cross_encoder(transformer: Transformer, device: str = "cpu") -> CrossEnc
     """Put an untrained head on a transformer: at first it ranks by the cosine of the two texts."""
     dim = transformer.get_embedding_dimension()
     transformer.max_seq_length = min(_LIMIT, transformer.model.config.max_position_embeddings)
-    modules = [transformer, SegmentPooling(dim), similarity_head(dim)]
+    # sentence-transformers leaves the constructor of its modules without types.
+    pooling = SegmentPooling()  # type: ignore[no-untyped-call]
+    modules = [transformer, pooling, similarity_head(dim)]
     return _joined(modules, device)
 
 
@@ -243,8 +246,3 @@ def _transformer(model: CrossEncoder) -> Transformer:
 def _head(model: CrossEncoder) -> Dense:
     found: Dense = next(m for m in model if isinstance(m, Dense))
     return found
-
-
-def _tokenizer(model: CrossEncoder) -> Any:
-    # A copy, since the model's own holds whether it cuts as state, which a count would unset.
-    return copy.deepcopy(model.tokenizer)

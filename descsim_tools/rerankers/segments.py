@@ -19,16 +19,7 @@ class SegmentPooling(Module):
     EMNLP 2017), whose u and v were read apart. A head that begins as the sum of u * v starts from
     what an encoder knows about similarity; one linear layer over the mean of all tokens starts from
     nothing, and stays there for a whole epoch.
-
-    Args:
-        dim: Length of a token vector.
     """
-
-    config_keys: list[str] = ["dim"]  # noqa: RUF012 - sentence-transformers reads it so
-
-    def __init__(self, dim: int) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self.dim = dim
 
     def forward(self, features: dict[str, Any], **kwargs: Any) -> dict[str, Any]:
         """Add `sentence_embedding`, (n, 4 x dim).

@@ -112,7 +112,10 @@ def mine(
         part = descriptions[start : start + _ROWS_AT_ONCE]
         scores = queries[start : start + _ROWS_AT_ONCE] @ documents.T
         scores[np.array([described[d] for d in part])[:, None] == owner] = -np.inf
-        order = np.argsort(-scores, axis=1, kind="stable")[:, first:last]
+        nearest = np.argpartition(-scores, last - 1, axis=1)[:, :last]
+        nearest.sort(axis=1)  # so that ties stay in the order of the sentences
+        by_score = np.argsort(-np.take_along_axis(scores, nearest, 1), axis=1, kind="stable")
+        order = np.take_along_axis(nearest, by_score, 1)[:, first:]
         for description, row, best in zip(part, scores, order, strict=True):
             found[description] = [sentences[i] for i in best if np.isfinite(row[i])]
     return found

@@ -43,6 +43,7 @@ class Passes:
         if not torch.is_grad_enabled():
             return self.joined(self.forward(passes, graph=False))
         trained = [p for p in self._module.parameters() if p.requires_grad]
+        # torch leaves `apply` without types.
         joined: Tensor = _Joined.apply(self, passes, *trained)  # type: ignore[no-untyped-call]
         return joined
 
