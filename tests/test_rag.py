@@ -182,7 +182,8 @@ def test_a_badly_asked_question_gets_descriptions_that_were_tried(serve, bar):
 
     def instances(data):
         tried.extend(data["tried"])
-        pairs = [("d2", source_id(data["tried"][1], "elk")), ("d1", "d2s1"), ("d9", "d9s1")]
+        # Which three of the four sentences are found is the tiny encoder's chance.
+        pairs = [("d2", data["tried"][1]["sources"][0]["id"]), ("d1", "d2s1"), ("d9", "d9s1")]
         return {"instances": [{"description": d, "source": s} for d, s in pairs]}
 
     asked = plan("a merger", "an intoxicated animal", kind="badly_asked", problem="Too vague.")
@@ -192,7 +193,7 @@ def test_a_badly_asked_question_gets_descriptions_that_were_tried(serve, bar):
     assert answer.text == "Too vague."
     assert [t["description"] for t in tried] == ["a merger", "an intoxicated animal"]
     assert [(s.description, s.hit.text) for s in answer.suggestions] == [
-        ("an intoxicated animal", DRUNK[1])
+        ("an intoxicated animal", tried[1]["sources"][0]["text"])
     ]
     assert answer.sources == ()
 
