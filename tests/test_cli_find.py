@@ -8,6 +8,7 @@ import sys
 import time
 
 import pytest
+import torch
 
 from descsim_tools.calibration import Calibration
 from descsim_tools.cli import find as command
@@ -23,15 +24,18 @@ CONCEPT = "a scientific discovery made by accident"
 
 @pytest.fixture(scope="module")
 def cross_folder(tiny_folder, tmp_path_factory):
-    """A cross-encoder of random weights, calibrated so that some rows are unsure."""
+    """A cross-encoder of random weights, calibrated so that most rows are unsure."""
     from sentence_transformers.base.modules import Transformer
 
     folder = tmp_path_factory.mktemp("cross") / "tiny-cross"
     plain = tiny_folder.parent / "tiny-encoder-plain"
+    torch.manual_seed(0)
     model = new_cross_encoder(Transformer(str(plain)))
     model.save_pretrained(str(folder))
-    scores = DescriptionCrossEncoder("x", model).score(CONCEPT, ["one thing", "another thing here"])
-    Calibration(20.0, -20.0 * float(scores.mean())).save(folder / CALIBRATION)
+    sentences = (ROOT / "examples/corpus.txt").read_text().splitlines()[:200]
+    scores = DescriptionCrossEncoder("x", model).score(CONCEPT, sentences)
+    slope = 1.0 / float(scores.std())
+    Calibration(slope, -slope * float(scores.mean())).save(folder / CALIBRATION)
     return folder
 
 
@@ -110,7 +114,11 @@ def test_a_model_and_its_budget(capsys, arguments, tmp_path):
     [
         (["--out", "r.pdf"], 1, "must end in .html, .jsonl, .csv"),
         (["--budget", "1"], 2, "goes with --llm"),
-        (["--llm", "m", "--base-url", "http://127.0.0.1:1/v1", "--price-in", "1"], 2, "both"),
+        (
+            ["--llm", "m", "--base-url", "http://127.0.0.1:1/v1", "--price-in", "1"],
+            2,
+            "need each other",
+        ),
         (["--llm", "m", "--base-url", "http://127.0.0.1:1/v1", "--budget", "1"], 1, "price of"),
         (["--rerank", "none"], 2, "somebody must judge"),
         (["--rerank", "nonsense"], 1, "no reranker 'nonsense'"),

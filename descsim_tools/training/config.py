@@ -90,7 +90,8 @@ class TrainingConfig(_Section):
         descriptions_per_cluster: Drawn each time.
         twins_per_cluster: Descriptions drawn each time for the sentence encoder, as negatives.
         tokens_per_pass: Most tokens of one forward pass, padding included.
-        precision: `auto` is bf16 where the hardware multiplies it (GPUs, CPUs with AMX), else fp32.
+        precision: `auto` is bf16 where the hardware multiplies it (GPUs; CPUs with AMX or
+            AVX512-BF16), else fp32.
         seed: Of all that is drawn.
         average: Trained this many times, with seeds from `seed` on, and the weights averaged.
     """

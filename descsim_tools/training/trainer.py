@@ -545,8 +545,9 @@ def precision_of(settings: TrainingConfig) -> str:
     """Return `bf16` or `fp32`."""
     if settings.precision != "auto":
         return settings.precision
-    fast_bf16 = torch.cuda.is_available() or torch.cpu.get_capabilities().get("amx_bf16", False)
-    return "bf16" if fast_bf16 else "fp32"
+    able = torch.cpu.get_capabilities()
+    multiplies_bf16 = able.get("amx_bf16", False) or able.get("avx512_bf16", False)
+    return "bf16" if torch.cuda.is_available() or multiplies_bf16 else "fp32"
 
 
 def _last_checkpoint(folder: Path) -> str | None:

@@ -73,26 +73,26 @@ def server_processes():
 
 
 def has_torch(process):
-    return any("libtorch" in region.path for region in process.memory_maps())
+    return has_loaded(process, "libtorch")
+
+
+def has_loaded(process, library):
+    return any(library in region.path for region in process.memory_maps())
 
 
 async def test_it_answers_at_once_without_torch(tiny_store, tiny_folder, tmp_path):
-    started = time.perf_counter()
     async with own_server(tiny_store, tiny_folder, tmp_path) as client:
         tools = (await client.list_tools()).tools
-        wall = time.perf_counter() - started
         (process,) = server_processes()
-        times = process.cpu_times()
-        assert not has_torch(process)
+        # How long it takes depends on the machine; that nothing slow to import is there does not.
+        for library in ("libtorch", "_multiarray_umath", "chromadb_rust_bindings", "tokenizers"):
+            assert not has_loaded(process, library), library
         assert {tool.name for tool in tools} == {
             "search_by_description",
             "find_instances",
             "get_passage",
             "store_info",
         }
-        # The machine may be busy with other things, but this is what the server itself needs.
-        assert times.user + times.system < 1.0
-        assert wall < 3.0
         await client.call_tool("store_info", {})
         assert not has_torch(process)
         await client.call_tool("search_by_description", {"description": "a thing"})
@@ -243,7 +243,7 @@ async def test_pings_are_answered_while_a_call_lasts(tiny_store, tiny_folder, tm
                 progress_callback=on_progress,
             )
         )
-        waits = []
+        waits, began = [], time.perf_counter()
         while not call.done():
             asked = time.perf_counter()
             with pytest.warns(MCPDeprecationWarning, match="ping"):
@@ -251,9 +251,11 @@ async def test_pings_are_answered_while_a_call_lasts(tiny_store, tiny_folder, tm
             waits.append(time.perf_counter() - asked)
             await asyncio.sleep(0.1)
         assert not (await call).is_error
+        lasted = time.perf_counter() - began
     # The first seconds are the import of torch and the loading of the encoder.
     assert len(waits) > 10
-    assert max(waits) < 1.0
+    # A server that waits for the call answers its first ping when the call has ended.
+    assert max(waits) < lasted / 2
     assert reports.count("searching") >= 4
 
 
@@ -267,10 +269,10 @@ async def test_a_cancelled_call_leaves_the_server_free(tiny_store, tiny_folder, 
         call.cancel()
         with pytest.raises(asyncio.CancelledError):
             await call
-        started = time.perf_counter()
-        again = await client.call_tool("search_by_description", {"description": "again for 0"})
+        # Were the cancelled call still in the way, this one would wait a minute for it.
+        async with asyncio.timeout(40):
+            again = await client.call_tool("search_by_description", {"description": "again for 0"})
         assert again.structured_content["hits"]
-        assert time.perf_counter() - started < 5
 
 
 @asynccontextmanager
