@@ -180,23 +180,27 @@ def test_a_batch_without_siblings_is_no_error():
 
 
 def drift(batch):
+    read = [*batch.sentences, *batch.twins]
+    groups = [group for group, _ in SENTENCES] + [None] * len(batch.twins)
     own, other = [], []
-    for i, (first, _) in enumerate(SENTENCES):
-        for j, (second, _) in enumerate(SENTENCES):
+    for i in range(len(read)):
+        for j in range(len(read)):
             if i != j:
-                now = dot(batch.sentences[i], batch.sentences[j])
-                before = dot(batch.base_sentences[i], batch.base_sentences[j])
-                (own if first == second else other).append((now - before) ** 2)
+                now = dot(read[i], read[j])
+                before = dot(batch.base_read[i], batch.base_read[j])
+                same = groups[i] is not None and groups[i] == groups[j]
+                (own if same else other).append((now - before) ** 2)
     return sum(own) / len(own) + sum(other) / len(other)
 
 
 def test_the_bases_similarities_can_be_kept(batch):
     generator = torch.Generator().manual_seed(1)
-    raw = torch.randn(len(SENTENCES), 12, generator=generator, dtype=torch.float64)
-    kept = replace(batch, base_sentences=torch.nn.functional.normalize(raw, dim=1))
+    count = len(SENTENCES) + len(batch.twins)
+    raw = torch.randn(count, 12, generator=generator, dtype=torch.float64)
+    kept = replace(batch, base_read=torch.nn.functional.normalize(raw, dim=1))
     value = GroupLoss(preserve=3)(kept)
     assert value.item() == pytest.approx(GroupLoss()(batch).item() + 3 * drift(kept), abs=1e-5)
-    same = replace(batch, base_sentences=batch.sentences.detach())
+    same = replace(batch, base_read=torch.cat([batch.sentences, batch.twins]).detach())
     assert GroupLoss(preserve=3)(same).item() == pytest.approx(GroupLoss()(batch).item(), abs=1e-9)
     with pytest.raises(ValueError, match="needs the base's vectors"):
         GroupLoss(preserve=3)(batch)

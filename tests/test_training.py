@@ -235,16 +235,19 @@ def test_the_same_seed_gives_the_same_result(whole_run, tmp_path):
     assert train(load_config(path), tmp_path).metrics == pytest.approx(result.metrics, abs=1e-6)
 
 
-def test_seeds_can_be_averaged(whole_run, data_folder, tiny_folder, tmp_path):
+def test_seeds_and_the_base_can_be_averaged(whole_run, data_folder, tiny_folder, tmp_path):
     _, folder, _ = whole_run
-    training = 'precision = "fp32"\naverage = 2'
+    training = 'precision = "fp32"\naverage = 2\nbase_share = 0.25'
     path = config_file(data_folder, tiny_folder, "average.toml", training=training)
     result = train(load_config(path), tmp_path)
     members = [DescriptionEncoder.load(tmp_path / f"seed-{i}/model", device="cpu") for i in (0, 1)]
     mean = DescriptionEncoder.load(tmp_path / "model", device="cpu")
-    states = [encoder.model.state_dict() for encoder in (*members, mean)]
-    for name, value in states[2].items():
-        torch.testing.assert_close(value, (states[0][name] + states[1][name]) / 2)
+    base = load_config(path).model.base
+    pair = DescriptionEncoder.load_pair(description=base, sentence=base, pooling=None)
+    states = [encoder.model.state_dict() for encoder in (*members, pair, mean)]
+    for name, value in states[3].items():
+        tuned = (states[0][name] + states[1][name]) / 2
+        torch.testing.assert_close(value, 0.75 * tuned + 0.25 * states[2][name])
     whole = DescriptionEncoder.load(folder / "model", device="cpu")
     np.testing.assert_allclose(
         members[0].encode_sentences(TEXTS), whole.encode_sentences(TEXTS), atol=1e-5

@@ -94,6 +94,7 @@ class TrainingConfig(_Section):
             AVX512-BF16), else fp32.
         seed: Of all that is drawn.
         average: Trained this many times, with seeds from `seed` on, and the weights averaged.
+        base_share: Of the base's own weights in the result, the rest being the mean of the runs.
     """
 
     epochs: float = Field(default=2, gt=0)
@@ -109,6 +110,7 @@ class TrainingConfig(_Section):
     precision: Literal["auto", "fp32", "bf16"] = "auto"
     seed: int = 0
     average: int = Field(default=1, ge=1)
+    base_share: float = Field(default=0, ge=0, lt=1)
 
 
 class PairsConfig(_Section):
@@ -152,11 +154,12 @@ class MapsConfig(_Section):
     dev_every: int = Field(default=5, ge=1)
 
 
-_ENCODER_ONLY = {
+_NOT_OF_MAPS = {
     "model": ModelConfig.model_fields.keys() - {"base", "pooling"},
-    "training": {"accumulate", "tokens_per_pass", "precision", "average"},
+    "training": {"accumulate", "tokens_per_pass", "precision", "average", "base_share"},
 }
-"""Settings, by section, that have no meaning where the encoder itself stays as it is."""
+_NOT_OF_PAIR_SCORERS = {"training": {"average", "base_share"}}
+"""Settings, by section, that have no meaning for a kind."""
 
 
 class TrainConfig(_Section):
@@ -191,11 +194,12 @@ class TrainConfig(_Section):
             raise ValueError('a table [maps] needs kind = "maps"')
         if self.kind in ("encoder", "maps") and "pairs" in self.model_fields_set:
             raise ValueError('a table [pairs] needs kind = "cross-encoder" or "causal-lm"')
-        if self.kind == "maps":
-            for section, names in _ENCODER_ONLY.items():
-                unused = sorted(getattr(self, section).model_fields_set & names)
-                if unused:
-                    raise ValueError(f'kind = "maps" has no use for {section}.{", ".join(unused)}')
+        unread = {"maps": _NOT_OF_MAPS, "encoder": {}}.get(self.kind, _NOT_OF_PAIR_SCORERS)
+        for section, names in unread.items():
+            unused = sorted(getattr(self, section).model_fields_set & names)
+            if unused:
+                kind = f'kind = "{self.kind}"'
+                raise ValueError(f"{kind} has no use for {section}.{', '.join(unused)}")
         return self
 
 

@@ -26,8 +26,8 @@ class EmbeddedBatch:
         sentence_cluster: (s,) int.
         description_group: (d,) int, the number of each description's group in the batch.
         sentence_group: (s,) int.
-        base_sentences: (s, dim) float, the sentences by the base before training, without graph;
-            None unless the loss asks for them by an attribute `preserve` above 0.
+        base_read: (s + t, dim) float, sentences and twins by the base before training, without
+            graph; None unless the loss asks for them by an attribute `preserve` above 0.
     """
 
     descriptions: Tensor
@@ -37,7 +37,7 @@ class EmbeddedBatch:
     sentence_cluster: Tensor
     description_group: Tensor
     sentence_group: Tensor
-    base_sentences: Tensor | None = None
+    base_read: Tensor | None = None
 
     @property
     def fits(self) -> Tensor:
@@ -209,13 +209,15 @@ class GroupLoss(nn.Module):
     mean of the rows plus the mean of the columns, plus `group_weight` times the same two means over
     the group's own members alone at `group_temperature`. Lower is better.
 
-    With B the base's vectors of the sentences, `preserve` times
+    With r all that the sentence encoder reads, sentences and twins, and B the base's vectors of the
+    same, `preserve` times
 
-        mean_{i != j} (s_i.s_j - B_i.B_j)^2
+        mean_{i != j} (r_i.r_j - B_i.B_j)^2
 
     is added, once over the pairs of sentences of one group and once over all others: the sentence
-    encoder keeps the base's sense of how similar two sentences are (relational distillation, Park
-    et al., CVPR 2019, with cosine as the relation).
+    encoder keeps the base's sense of how similar two texts are (relational distillation, Park et
+    al., CVPR 2019, with cosine as the relation). Without the twins in it, all that is short and
+    general would come to lie close together, since it is a negative throughout.
 
     Args:
         temperature: t.
@@ -257,13 +259,14 @@ class GroupLoss(nn.Module):
 
     @staticmethod
     def _drift(batch: EmbeddedBatch) -> Tensor:
-        if batch.base_sentences is None:
-            raise ValueError("preserve needs the base's vectors of the sentences")
-        now = batch.sentences @ batch.sentences.T
-        before = batch.base_sentences @ batch.base_sentences.T
-        drift = (now - before).square()
+        if batch.base_read is None:
+            raise ValueError("preserve needs the base's vectors of sentences and twins")
+        read = torch.cat([batch.sentences, batch.twins])
+        drift = (read @ read.T - batch.base_read @ batch.base_read.T).square()
         apart = ~torch.eye(len(drift), dtype=torch.bool, device=drift.device)
-        own = batch.sentence_group[:, None] == batch.sentence_group[None, :]
+        own = torch.zeros_like(apart)
+        count = len(batch.sentences)
+        own[:count, :count] = batch.sentence_group[:, None] == batch.sentence_group[None, :]
         parts = [drift[apart & own], drift[apart & ~own]]
         return torch.stack([part.mean() for part in parts if len(part)]).sum()
 

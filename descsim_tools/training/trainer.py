@@ -144,20 +144,20 @@ class TrainedPair(nn.Module):
             numbers(batch.sentence_cluster),
             numbers(batch.description_group),
             numbers(batch.sentence_group),
-            self._before_training(batch.sentences) if self._base else None,
+            self._before_training([*batch.sentences, *batch.twins]) if self._base else None,
         )
         return {"loss": self.loss(embedded)}
 
     @torch.no_grad()
-    def _before_training(self, sentences: list[str]) -> Tensor:
-        """Return the base's (n, dim) vectors; each sentence is encoded once in a run."""
-        new = list(dict.fromkeys(s for s in sentences if s not in self._base_vectors))
+    def _before_training(self, texts: list[str]) -> Tensor:
+        """Return the base's (n, dim) vectors; each text is encoded once in a run."""
+        new = list(dict.fromkeys(t for t in texts if t not in self._base_vectors))
         if new:
             vectors = self._base[0].encode_document(
                 new, convert_to_tensor=True, normalize_embeddings=True, show_progress_bar=False
             )
             self._base_vectors.update(zip(new, vectors.clone(), strict=True))
-        return torch.stack([self._base_vectors[s] for s in sentences])
+        return torch.stack([self._base_vectors[t] for t in texts])
 
     def score(self) -> EncoderScore:
         """Return a score with the weights of now, for evaluation."""
@@ -222,8 +222,8 @@ def train(config: TrainConfig, folder: str | Path, *, progress: bool = False) ->
     """Train as configured; a run that was broken off in the same folder goes on.
 
     Args:
-        config: See `load_config`. With `training.average` above 1, each seed's run lies in a folder
-            of its own, and the result is the mean of their weights.
+        config: See `load_config`. With `training.average` above 1 or a `base_share`, each seed's
+            run lies in a folder of its own, and the result is the mean of their weights.
         folder: For the result and the checkpoints.
         progress: Show a bar on standard error.
 
@@ -237,7 +237,8 @@ def train(config: TrainConfig, folder: str | Path, *, progress: bool = False) ->
     started = time.perf_counter()
     groups = training_groups(config)
     measure = DevMeasure(config)
-    run = _train_average if config.training.average > 1 else _train_seed
+    averaged = config.training.average > 1 or config.training.base_share > 0
+    run = _train_average if averaged else _train_seed
     model, metrics, epoch = run(config, groups, measure, folder, progress=progress)
     _write(_spec(config.model, config.name), model, folder)
     seconds = time.perf_counter() - started
@@ -263,31 +264,35 @@ def make_folder(folder: str | Path) -> Path:
 def _train_average(
     config: TrainConfig, groups: list[Group], measure: DevMeasure, folder: Path, *, progress: bool
 ) -> tuple[SentenceTransformer, dict[str, float], float]:
-    """Train several seeds and take the mean of their weights.
+    """Train several seeds and take the mean of their weights, and of the base's by its share.
 
     They start from the same base, so that the mean lies in the same basin and does better than each
-    ("model soups", Wortsman et al., ICML 2022).
+    ("model soups", Wortsman et al., ICML 2022); the base's share gives back some of what it knew
+    ("robust fine-tuning", Wortsman et al., CVPR 2022).
     """
-    models = []
-    for number in range(config.training.average):
+    share = config.training.base_share
+    count = config.training.average
+    models = [build_model(_spec(config.model, config.name))]
+    for seed in range(config.training.seed, config.training.seed + count):
         settings = config.training.model_copy(
-            update={"average": 1, "seed": config.training.seed + number}
+            update={"average": 1, "base_share": 0.0, "seed": seed}
         )
-        member = folder / f"seed-{settings.seed}"
+        member = folder / f"seed-{seed}"
         train(config.model_copy(update={"training": settings}), member, progress=progress)
         models.append(SentenceTransformer(str(member / "model"), local_files_only=True))
+    weights = [share] + [(1 - share) / count] * count
     states = [model.state_dict() for model in models]
     mean = {
-        name: sum(state[name].float() for state in states) / len(states)
+        name: sum(w * state[name].float() for w, state in zip(weights, states, strict=True))
         if value.is_floating_point()
         else value
         for name, value in states[0].items()
     }
-    models[0].load_state_dict(mean)
+    models[-1].load_state_dict(mean)
     loss = make_loss(config.loss.name, config.loss.settings)
-    trained = TrainedPair(models[0], loss, config.training)
+    trained = TrainedPair(models[-1], loss, config.training)
     metrics = measure(trained.score()) if measure.files else {}
-    return models[0], metrics, config.training.epochs
+    return models[-1], metrics, config.training.epochs
 
 
 def _train_seed(
