@@ -146,7 +146,7 @@ def test_statistics():
 
 def test_the_committed_groups_are_all_open():
     groups = read_groups(OPEN)
-    assert len(groups) == 1816
+    assert len(groups) == 3806
     assert all(group.open for group in groups)
     assert all(len(group.clusters) > 1 for group in groups)
 
