@@ -44,15 +44,21 @@ from descsim_tools.agents.statement import (
     ordered,
     unjudged,
 )
+from descsim_tools.encoders import DEFAULT_PRESET
 from descsim_tools.errors import LLMError
 from descsim_tools.rerankers import Reranker, load_reranker
 from descsim_tools.search import DescriptionIndex
+from descsim_tools.store.store import chroma_errors
 from descsim_tools.types import Hit
 
 if TYPE_CHECKING:
     from descsim_tools.llm import LLM
 
-DEFAULT_RERANK = "combined"
+DEFAULT_RERANK = "auto"
+"""`combined`, where the store is of the encoder that it was tuned for, else `cross-encoder`."""
+
+_WITHOUT_PROBABILITIES = ("log-prob",)
+_NO_PROBABILITIES = "gives scores and no probabilities; take 'combined' or 'cross-encoder'"
 
 _T = TypeVar("_T")
 _WAITING = unjudged("waiting", "not judged yet")
@@ -145,7 +151,9 @@ class InstanceFinder:
 
         Args:
             index: The store to search.
-            rerank: A calibrated reranker, or its name; None leaves all judging to the model.
+            rerank: A calibrated reranker, or its name, or `auto`: `combined` where the store is of
+                the encoder that it was tuned for, else `cross-encoder`. None leaves all judging to
+                the model.
             llm: A language model.
             settings: None takes the defaults.
 
@@ -159,6 +167,11 @@ class InstanceFinder:
         self.index = index
         self.llm = llm
         self.settings = settings or FinderSettings()
+        if rerank == DEFAULT_RERANK:
+            tuned_for_it = index.encoder.spec.name == DEFAULT_PRESET
+            rerank = "combined" if tuned_for_it else "cross-encoder"
+        if isinstance(rerank, str):
+            check_name(rerank)
         self._rerank = rerank if rerank is None or isinstance(rerank, str) else _checked(rerank)
         self._turn = threading.Lock()
 
@@ -176,11 +189,13 @@ class InstanceFinder:
             **options: See `FindOptions`.
 
         Raises:
-            DataError: The record holds another search, or the decisions cannot be read.
+            DataError: The record holds another search or is damaged, or the decisions cannot be
+                read.
             NoModelError: There is no such model or server, or the key is refused.
-            RerankerError: The reranker cannot be loaded.
+            RerankerError: The reranker cannot be loaded, or was tuned for another encoder.
             StoreError: The store is closed or unreachable, or the filter malformed.
-            ValueError: A description is blank, or there is nothing to look for.
+            ValueError: A description is blank, there is nothing to look for, or a decision is on a
+                row that is not in the store or that the filter leaves out.
         """
         statement = None
         for event in self.stream(concept, **options):
@@ -278,6 +293,8 @@ class InstanceFinder:
                 self._rerank = _checked(
                     load_reranker(self._rerank, device=self.index.encoder.device)
                 )
+            if self._rerank is not None:
+                self._rerank.check_encoder(self.index.encoder.spec.name)
             return self._rerank
 
 
@@ -374,12 +391,31 @@ class _Search:
         if unknown:
             raise ValueError(
                 f"the decisions name {len(unknown)} ids that are not in the store, such as "
-                f"{min(unknown)!r}"
+                f"{min(unknown)!r}; take these rows out of the decisions"
+            )
+        outside = self._left_out({str(record.id) for record in records})
+        if outside:
+            raise ValueError(
+                f"the decisions name {len(outside)} rows that the filter leaves out, such as "
+                f"{min(outside)!r}; take these rows out of the decisions, or search without the "
+                "filter"
             )
         hits = [Hit(str(r.id), 0.0, 1, r.text, r.metadata) for r in records]
         self._take(hits, "a person's decision")
         for hit in hits:
             self._settle(self._rows[hit.id], self._decisions.verdicts[hit.id])
+
+    def _left_out(self, ids: set[str]) -> set[str]:
+        """Return which of the ids are of rows that the filter leaves out."""
+        if self._where is None or not ids:
+            return set()
+        left = set(ids)
+        with chroma_errors(self._store.location):
+            for page, _ in self._store.vector_pages(self._where):
+                left -= set(page)
+                if not left:
+                    break
+        return left
 
     # --- retrieving -------------------------------------------------------------------------
 
@@ -441,11 +477,15 @@ class _Search:
             self._take(hits, text)
 
     def _hits(self, name: str, vector: NDArray[np.float32], k: int) -> list[Hit]:
-        """Ask the store, or the record if the store was asked before and has not grown since."""
+        """Ask the store, or the record if the store was asked before and has not changed since.
+
+        It has if it holds more or fewer rows, or lacks one of those that it gave.
+        """
         search = f"{k} of {self._store.count()}: {name}"
         ids = self._record.hits(search)
-        if ids is not None:
-            return [Hit(str(r.id), 0.0, 1, r.text, r.metadata) for r in self._store.get(ids)]
+        records = self._store.get(ids) if ids is not None else []
+        if ids is not None and len(records) == len(ids):
+            return [Hit(str(r.id), 0.0, 1, r.text, r.metadata) for r in records]
         hits = self._store.query(vector, k, self._where)
         self._record.add_hits(search, [hit.id for hit in hits])
         return hits
@@ -714,13 +754,31 @@ class _Search:
             return EndedBy.BUDGET, self._over_budget
         if self._judge is not None and self._judge.stopped:
             return EndedBy.NO_ANSWER, self._judge.stopped
+        if self._judge is not None and self._judge.useless and not self._has_answers():
+            reason = f"no answer of the model had a usable verdict: {self._judge.useless}"
+            return EndedBy.NO_ANSWER, reason
         return EndedBy.DONE, ""
+
+    def _has_answers(self) -> bool:
+        """Whether the model said of any row what counts, in this run or in an earlier one."""
+        verdicts = (row.verdict for row in self._rows.values())
+        return any(v.decided_by is Decider.MODEL or v.unjudged_for == "unsure" for v in verdicts)
+
+
+def check_name(rerank: str) -> None:
+    """Refuse a reranker by its name that cannot judge, before it is loaded.
+
+    Raises:
+        ValueError: It gives no probabilities.
+    """
+    if rerank.partition(":")[0] in _WITHOUT_PROBABILITIES:
+        raise ValueError(f"{rerank} {_NO_PROBABILITIES}")
 
 
 def _checked(reranker: Reranker) -> Reranker:
     if getattr(reranker, "calibration", None) is None:
         raise ValueError(
-            f"{type(reranker).__name__} gives scores and no probabilities; take 'combined' or "
-            "'cross-encoder', or calibrate a cross-encoder with `descsim rerank calibrate`"
+            f"{type(reranker).__name__} {_NO_PROBABILITIES}, or calibrate a cross-encoder with "
+            "`descsim rerank calibrate`"
         )
     return reranker

@@ -43,6 +43,9 @@ Answer for every row once, under its id:
 _ROWS_AT_ONCE = 64
 _DOWN_AFTER = 5
 """So many batches without any answer, one after the other, mean that the server is down."""
+_USELESS_AFTER = 20
+"""So many answers without a usable verdict, one after the other, mean that the model cannot judge:
+about two batches, after each of which every row of it was asked about alone."""
 _LOOKS_LIKE_ORDERS = re.compile(
     r"\b(ignore|disregard|forget|override)\b.{0,60}\b(instruction|above|previous|prior|rule|row)"
     r"|\b(system|assistant|user)\s*:|\byou are now\b"
@@ -127,9 +130,15 @@ class LLMJudge:
     """Asks a model about rows, several at a time, and believes only what can be checked.
 
     Rows are JSON objects with an id that no text of the corpus can know, as it is made of the query
-    too. A row that looks like an instruction is asked about alone. A verdict counts if the answer
-    has it exactly once and, for a yes, if its evidence occurs in the row; other rows are asked
-    about again, alone, and then stay unjudged.
+    too. A row that looks like an instruction is asked about alone, after the others: it costs a
+    request of its own, and many such rows would leave no budget for these. A verdict counts if the
+    answer has it exactly once and, for a yes, if its evidence occurs in the row; other rows are
+    asked about again, alone, and then stay unjudged.
+
+    Attributes:
+        stopped: Why no more is asked: the server is down, there is no such model, or it gives no
+            usable verdicts.
+        useless: Why the last answer had no usable verdict; empty if it had one.
     """
 
     def __init__(self, llm: LLM, query: Query, plan: Plan, batch: int) -> None:
@@ -139,8 +148,10 @@ class LLMJudge:
         self._criterion = criterion(query, plan)
         self._lock = threading.Lock()
         self._unanswered = 0
+        self._useless = 0
         self.stopped = ""
-        """Why no more is asked: the server is down, or there is no such model."""
+        self._stopped_for = "no answer"
+        self.useless = ""
 
     def judge(
         self, rows: Sequence[Row], cancelled: Callable[[], bool]
@@ -180,24 +191,17 @@ class LLMJudge:
             yield found
 
     def _batches(self, rows: Sequence[Row]) -> list[list[Row]]:
-        batches: list[list[Row]] = []
-        plain: list[Row] = []
-        for row in rows:
-            if _LOOKS_LIKE_ORDERS.search(row.text):
-                batches.append([row])
-                continue
-            plain.append(row)
-            if len(plain) == self._batch:
-                batches.append(plain)
-                plain = []
-        return [*batches, plain] if plain else batches
+        plain = [row for row in rows if not _gives_orders(row)]
+        size = self._batch
+        batches = [plain[start : start + size] for start in range(0, len(plain), size)]
+        return [*batches, *([row] for row in rows if _gives_orders(row))]
 
     def _judged(self, rows: Sequence[Row], stop: Callable[[], bool]) -> list[tuple[Row, Verdict]]:
         """Judge a batch, and once more each row that the answer does not settle."""
         if stop():
             return [(row, unjudged("cancelled", "the search was cancelled")) for row in rows]
         if self.stopped:
-            return [(row, unjudged("no answer", self.stopped)) for row in rows]
+            return [(row, unjudged(self._stopped_for, self.stopped)) for row in rows]
         found = self._ask(rows, sample=0)
         settled: list[tuple[Row, Verdict]] = []
         for row, verdict in zip(rows, found, strict=True):
@@ -215,17 +219,37 @@ class LLMJudge:
                 self.stopped = str(error)
             if isinstance(error, NoAnswerError):
                 self._count_unanswered(str(error))
-            failure = unjudged(failure_of(error), str(error))
+            found = [unjudged(failure_of(error), str(error)) for _ in rows]
         else:
             self._unanswered = 0
-            return self._checked(rows, answer)
-        return [failure for _ in rows]
+            found = self._checked(rows, answer)
+        self._count_useless(rows, found)
+        return found
 
     def _count_unanswered(self, reason: str) -> None:
         with self._lock:
             self._unanswered += 1
             if self._unanswered >= _DOWN_AFTER:
                 self.stopped = f"{self._unanswered} requests in a row: {reason}"
+
+    def _count_useless(self, rows: Sequence[Row], found: Sequence[Verdict]) -> None:
+        """Count answers without a usable verdict, until one has some."""
+        with self._lock:
+            if any(v.decided_by is not None or v.unjudged_for == "unsure" for v in found):
+                self._useless, self.useless = 0, ""
+                return
+            last = found[0]
+            # What such a row makes of an answer says nothing of the model, and must not end a
+            # search; and what was not answered is counted as that.
+            if last.unjudged_for not in _ASKED_AGAIN or _gives_orders(rows[0]):
+                return
+            self._useless += 1
+            self.useless = last.reason
+            if self._useless >= _USELESS_AFTER and not self.stopped:
+                self._stopped_for = last.unjudged_for
+                self.stopped = (
+                    f"{self._useless} answers in a row had no usable verdict: {last.reason}"
+                )
 
     def _checked(self, rows: Sequence[Row], answer: RowVerdicts) -> list[Verdict]:
         given: dict[str, list[RowVerdict]] = defaultdict(list)
@@ -259,6 +283,10 @@ class LLMJudge:
     def _name(self, row: Row) -> str:
         secret = json.dumps([self._query.to_dict(), row.id, row.text])
         return "r" + hashlib.sha256(secret.encode(errors="replace")).hexdigest()[:8]
+
+
+def _gives_orders(row: Row) -> bool:
+    return _LOOKS_LIKE_ORDERS.search(row.text) is not None
 
 
 _ASKED_AGAIN = ("missing", "repeated", "evidence", "cut", "refusal", "empty", "invalid", "refused")

@@ -11,9 +11,10 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Annotated, Any
 
 from filelock import FileLock, Timeout
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from descsim_tools.agents.plan import Plan
 from descsim_tools.agents.statement import Cost, Row, Verdict
@@ -25,6 +26,58 @@ ANSWERS = "answers.sqlite"
 TRANSCRIPT = "transcript.jsonl"
 
 _FORMAT = 1
+
+
+class _Entry(BaseModel):
+    """A line; what it has beside these fields is for people."""
+
+    model_config = ConfigDict(strict=True)
+
+    event: str
+
+
+class _SearchEntry(_Entry):
+    format: int
+    search: dict[str, Any]
+
+
+class _PlanEntry(_Entry):
+    plan: Plan
+
+
+class _DescriptionsEntry(_Entry):
+    round: int
+    descriptions: list[str]
+
+
+class _HitsEntry(_Entry):
+    search: str
+    ids: list[str]
+
+
+class _ScoreEntry(_Entry):
+    key: str
+    p: Annotated[float, Field(ge=0, le=1)]
+    truncated: bool
+
+
+class _VerdictEntry(_Entry):
+    key: str
+    verdict: Verdict
+
+
+class _CostEntry(_Entry):
+    cost: Cost
+
+
+_ENTRIES: dict[str, type[_Entry]] = {
+    "plan": _PlanEntry,
+    "descriptions": _DescriptionsEntry,
+    "hits": _HitsEntry,
+    "score": _ScoreEntry,
+    "verdict": _VerdictEntry,
+    "cost": _CostEntry,
+}
 
 
 class FindRecord:
@@ -44,7 +97,8 @@ class FindRecord:
             identity: What the search is; that of the folder must be the same.
 
         Raises:
-            DataError: The folder holds another search, no record, or another process uses it.
+            DataError: The folder holds another search, no record or a damaged one, or another
+                process uses it.
         """
         self.plan: Plan | None = None
         self.descriptions: dict[int, list[str]] = {}
@@ -143,13 +197,16 @@ class FindRecord:
         lines = whole[:end].decode("utf-8", errors="replace").splitlines()
         for number, line in enumerate(lines, start=1):
             try:
-                entry = json.loads(line)
                 if number == 1:
-                    _check_identity(path, entry, identity)
-                self._take(entry)
-            except (ValueError, KeyError, TypeError) as error:
+                    _check_identity(path, _SearchEntry.model_validate_json(line), identity)
+                else:
+                    self._take(line)
+            except ValueError as error:
+                # Each line was written before what follows from it: what is above can be kept.
+                cut = "" if number == 1 else "delete this line and all below it to go on, or "
                 raise DataError(
-                    f"{path}, line {number}, is no line of a record ({error}); name another folder"
+                    f"{path}, line {number}, is no line of a record ({_told(error)}): the record "
+                    f"is damaged; {cut}name another folder"
                 ) from error
         self.earlier = self.earlier.plus(self._run)
         if end < len(whole):
@@ -157,23 +214,23 @@ class FindRecord:
                 file.truncate(end)
         return bool(lines)
 
-    def _take(self, entry: dict[str, Any]) -> None:
-        match entry["event"]:
-            case "plan":
-                self.plan = Plan.from_dict(entry["plan"])
-            case "descriptions":
-                self.descriptions[entry["round"]] = entry["descriptions"]
-            case "hits":
-                self._hits[entry["search"]] = entry["ids"]
-            case "score":
-                self._scores[entry["key"]] = (entry["p"], entry["truncated"])
-            case "verdict":
-                verdict = Verdict.from_dict(entry["verdict"])
+    def _take(self, line: str) -> None:
+        event = _Entry.model_validate_json(line).event
+        match _ENTRIES.get(event, _Entry).model_validate_json(line):
+            case _PlanEntry(plan=plan):
+                self.plan = plan
+            case _DescriptionsEntry(round=number, descriptions=texts):
+                self.descriptions[number] = texts
+            case _HitsEntry(search=search, ids=ids):
+                self._hits[search] = ids
+            case _ScoreEntry(key=key, p=p, truncated=truncated):
+                self._scores[key] = (p, truncated)
+            case _VerdictEntry(key=key, verdict=verdict):
                 if verdict.decided_by is not None or verdict.unjudged_for == "unsure":
-                    self._verdicts[entry["key"]] = verdict
-            case "cost":
-                self._run = Cost(**entry["cost"])
-            case "run":  # which counts from 0
+                    self._verdicts[key] = verdict
+            case _CostEntry(cost=cost):
+                self._run = cost
+            case _Entry(event="run"):  # which counts from 0
                 self.earlier, self._run = self.earlier.plus(self._run), Cost()
 
     def _write(self, event: str, **fields: Any) -> None:
@@ -185,10 +242,19 @@ class FindRecord:
         self._file.flush()
 
 
-def _check_identity(path: Path, entry: dict[str, Any], identity: dict[str, Any]) -> None:
-    if entry.get("event") != "search" or entry.get("format") != _FORMAT:
-        raise ValueError(f"it starts with {entry.get('event')!r}")
-    theirs = entry["search"]
+def _told(error: ValueError) -> str:
+    """Return what is wrong with a line, in one."""
+    if not isinstance(error, ValidationError):
+        return str(error)
+    first = error.errors(include_url=False, include_input=False)[0]
+    where = ".".join(map(str, first["loc"]))
+    return f"{where}: {first['msg']}" if where else str(first["msg"])
+
+
+def _check_identity(path: Path, entry: _SearchEntry, identity: dict[str, Any]) -> None:
+    if entry.event != "search" or entry.format != _FORMAT:
+        raise ValueError(f"it starts with {entry.event!r} of format {entry.format}")
+    theirs = entry.search
     for key, value in identity.items():
         if theirs.get(key) != value:
             raise DataError(

@@ -4,13 +4,19 @@ from __future__ import annotations
 
 import csv
 import json
-from collections.abc import Iterable
+import os
+import re
+import shutil
+import tempfile
+from collections.abc import Iterable, Mapping
 from html import escape
 from pathlib import Path
+from typing import IO
 
-from descsim_tools.agents.decisions import FORMULA
+from descsim_tools.agents.decisions import decision_of, decisions_in, quoted
 from descsim_tools.agents.estimate import UNREAD
 from descsim_tools.agents.statement import Band, Missed, Row, Statement, Status
+from descsim_tools.errors import DataError
 
 FORMATS = (".html", ".jsonl", ".csv")
 
@@ -30,6 +36,8 @@ _COLUMNS = (
     "metadata",
     "decision",
 )
+# What steers a terminal or cannot be written: controls but for tab and line ends, half characters.
+_UNFIT = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ud800-\udfff]|\r(?!\n)")
 _STYLE = """\
 body{font:15px/1.45 system-ui,sans-serif;margin:2rem auto;max-width:70rem;padding:0 1rem;
 color:#1a1a1a}
@@ -61,7 +69,10 @@ _PAGE = """\
 
 
 def write_report(statement: Statement, path: str | Path) -> None:
-    """Write a statement with its rows.
+    r"""Write a statement with its rows, whole or not at all.
+
+    A row that a person decided has yes or no in the column `decision`, so that a report can be
+    given back as decisions and written again. Control characters of the corpus show as `\x1b`.
 
     Args:
         statement: What was found.
@@ -69,19 +80,87 @@ def write_report(statement: Statement, path: str | Path) -> None:
             first line, then a line a row) or .csv (the rows, with a column `decision` to fill in).
 
     Raises:
+        DataError: The folder is missing, or the file holds decisions that would be lost.
         ValueError: The name has another ending.
         OSError: It cannot be written.
     """
     path = Path(path)
-    check_format(path)
-    write = {".html": to_html, ".jsonl": to_jsonl}.get(path.suffix)
+    check_report(path, {row.id: decision_of(row.verdict) for row in statement.rows})
+    target = Path(os.path.realpath(path))  # a link stays one
+    unfinished = target.with_name(f".{target.name}.{os.getpid()}.part")
+    try:
+        # What is half a character is no UTF-8; escaped it is, and means the same in JSON.
+        with unfinished.open("w", newline="", encoding="utf-8", errors="backslashreplace") as file:
+            _write(statement, file, path.suffix)
+        if target.exists():
+            shutil.copymode(target, unfinished)
+        unfinished.replace(target)
+    finally:
+        unfinished.unlink(missing_ok=True)
+
+
+def _write(statement: Statement, file: IO[str], suffix: str) -> None:
+    write = {".html": to_html, ".jsonl": to_jsonl}.get(suffix)
     if write is not None:
-        path.write_text(write(statement), encoding="utf-8")
+        file.write(write(statement))
         return
-    with path.open("w", newline="", encoding="utf-8") as file:
-        writer = csv.DictWriter(file, _COLUMNS)
-        writer.writeheader()
-        writer.writerows(_csv_row(row) for row in statement.rows)
+    writer = csv.DictWriter(file, _COLUMNS)
+    writer.writeheader()
+    writer.writerows(_csv_row(row) for row in statement.rows)
+
+
+def check_report(path: Path, decisions: Mapping[str, str]) -> None:
+    """Refuse a file that a report cannot be written to, before there is one.
+
+    Args:
+        path: Of the report.
+        decisions: Yes or no by id, those that the report will hold.
+
+    Raises:
+        DataError: The folder is missing or cannot be written, or the file holds other decisions,
+            which would be lost.
+        ValueError: The name has an ending that none can be written to.
+    """
+    check_format(path)
+    folder = Path(os.path.realpath(path)).parent
+    if not folder.is_dir():
+        raise DataError(f"cannot write {path}: there is no folder {folder}; make it first")
+    try:
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        raise DataError(
+            f"cannot write {path}: {error.strerror or error}; name a file in a folder that can be "
+            "written"
+        ) from error
+    if path.is_dir() or (path.exists() and not os.access(path, os.W_OK)):
+        what = "it is a folder" if path.is_dir() else "it may not be changed"
+        raise DataError(f"cannot write {path}: {what}; name another file")
+    if path.suffix != ".html" and path.exists():
+        _check_decisions(path, decisions)
+
+
+def _check_decisions(path: Path, decisions: Mapping[str, str]) -> None:
+    """Refuse to wipe out what a person decided."""
+    try:
+        held = decisions_in(path)
+    except DataError as error:
+        raise DataError(
+            f"{path} is there, and is no report that may be written again ({error}); name another "
+            "file, or remove it"
+        ) from error
+    if path.suffix == ".jsonl":  # which has no column for them
+        kept: dict[str, str] = {}
+        remedy = "name another file, as a .jsonl report holds none"
+    else:
+        kept = {_visible(id_): word for id_, word in decisions.items()}
+        remedy = "give them with decisions (on the command line --decisions), or name another file"
+    lost = [id_ for id_, word in held.items() if kept.get(id_) != word]
+    if lost:
+        raise DataError(
+            f"{path} holds {len(lost)} decisions that the report would wipe out, such as that of "
+            f"{lost[0]!r}; {remedy}"
+        )
 
 
 def check_format(path: Path) -> None:
@@ -103,8 +182,8 @@ def to_jsonl(statement: Statement) -> str:
 
 def to_html(statement: Statement) -> str:
     """Return a page with the statement, the reasons and the sources; nothing in it is fetched."""
-    title = escape(f"Instances of: {statement.query}")
-    parts = ["<ul>", *(f"<li>{escape(line)}</li>" for line in statement.lines()), "</ul>"]
+    title = _escape(f"Instances of: {statement.query}")
+    parts = ["<ul>", *(f"<li>{_escape(line)}</li>" for line in statement.lines()), "</ul>"]
     parts += [_plan(statement), _missed(statement.missed)]
     for status, name in (
         (Status.MATCHED, "Instances"),
@@ -123,18 +202,18 @@ def _plan(statement: Statement) -> str:
     parts = ["<h2>Searched for</h2>", "<ul>"]
     later = [text for one in statement.rounds[1:] for text in one.descriptions]
     for condition, texts in statement.plan.descriptions.items():
-        others = "".join(f"<li>{escape(text)}</li>" for text in texts if text != condition)
-        parts.append(f"<li>{escape(condition)}{f'<ul>{others}</ul>' if others else ''}</li>")
-    parts += [f"<li>{escape(text)} <span class=small>(added later)</span></li>" for text in later]
+        others = "".join(f"<li>{_escape(text)}</li>" for text in texts if text != condition)
+        parts.append(f"<li>{_escape(condition)}{f'<ul>{others}</ul>' if others else ''}</li>")
+    parts += [f"<li>{_escape(text)} <span class=small>(added later)</span></li>" for text in later]
     parts.append("</ul>")
     for name, texts in (
         ("Must not fit", statement.query.none_of),
         ("Does not count", statement.plan.does_not_count),
     ):
         if texts:
-            parts.append(f"<p>{name}: {escape('; '.join(texts))}</p>")
+            parts.append(f"<p>{name}: {_escape('; '.join(texts))}</p>")
     judges = ", then ".join(statement.judges)
-    parts.append(f"<p class=small>Judged by {escape(judges)}.</p>")
+    parts.append(f"<p class=small>Judged by {_escape(judges)}.</p>")
     return "\n".join(parts)
 
 
@@ -142,7 +221,7 @@ def _missed(missed: Missed | None) -> str:
     if missed is None:
         return ""
     rows = "".join(
-        f"<tr><td>{escape(_band_name(band))}</td>"
+        f"<tr><td>{_escape(_band_name(band))}</td>"
         f"<td class=number>{band.size:,}</td><td class=number>{band.read:,}</td>"
         f"<td class=number>{band.judged:,}</td><td class=number>{band.found:,}</td>"
         f"<td class=number>{band.estimate:.2f}</td></tr>"
@@ -154,7 +233,7 @@ def _missed(missed: Missed | None) -> str:
         "<h2>What may be missed</h2>\n"
         f"<p>About {missed.estimate:.1f} instances; {missed.confidence:.0%} interval "
         f"{missed.low:,} to {missed.high:,}.</p>\n"
-        f"<table>{head}{rows}</table>\n<p class=small>{escape(missed.method)}</p>"
+        f"<table>{head}{rows}</table>\n<p class=small>{_escape(missed.method)}</p>"
     )
 
 
@@ -179,30 +258,39 @@ def _row(row: Row) -> str:
     chance = "" if row.probability is None else f"{row.probability:.2f}"
     return (
         f"<tr><td>{_marked(row)}</td>"
-        f"<td>{escape(verdict.reason)}<br><span class=small>decided by {escape(by)}; found by "
-        f"{escape(row.found_by)}</span></td>"
+        f"<td>{_escape(verdict.reason)}<br><span class=small>decided by {_escape(by)}; found by "
+        f"{_escape(row.found_by)}</span></td>"
         f"<td class=number>{chance}<br><span class=small>similarity {row.score:.2f}</span></td>"
-        f"<td>{escape(row.id)}<br><span class=small>{escape(source)}</span></td></tr>\n"
+        f"<td>{_escape(row.id)}<br><span class=small>{_escape(source)}</span></td></tr>\n"
     )
 
 
 def _marked(row: Row) -> str:
     if row.span is None:
-        return escape(row.text)
+        return _escape(row.text)
     start, end = row.span
-    inside = f"<mark>{escape(row.text[start:end])}</mark>"
-    return escape(row.text[:start]) + inside + escape(row.text[end:])
+    inside = f"<mark>{_escape(row.text[start:end])}</mark>"
+    return _escape(row.text[:start]) + inside + _escape(row.text[end:])
 
 
 def _csv_row(row: Row) -> dict[str, object]:
     fields = row.to_dict()
     fields["metadata"] = json.dumps(fields["metadata"], ensure_ascii=False)
     fields["span"] = "" if row.span is None else f"{row.span[0]}-{row.span[1]}"
-    fields["decision"] = ""
+    fields["decision"] = decision_of(row.verdict)
     return {name: _inert(fields[name]) for name in _COLUMNS}
 
 
 def _inert(value: object) -> object:
-    """Keep a spreadsheet from running text of the corpus: a quote makes it text."""
-    risky = isinstance(value, str) and value.startswith(FORMULA)
-    return f"'{value}" if risky else value
+    """Keep text of the corpus from being run by a spreadsheet, and from steering a terminal."""
+    return quoted(_visible(value)) if isinstance(value, str) else value
+
+
+def _escape(text: str) -> str:
+    """Return a text as HTML shows it, and what nobody would see as an escape."""
+    return escape(_visible(text))
+
+
+def _visible(text: str) -> str:
+    r"""Return a text with escapes such as \x1b for what steers a terminal."""
+    return _UNFIT.sub(lambda found: found[0].encode("unicode_escape").decode(), text)

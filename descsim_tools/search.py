@@ -116,15 +116,17 @@ class DescriptionIndex:
         Raises:
             ValueError: The description is blank, `k` or `candidates` is below 1, or
                 `min_probability` is outside 0 to 1 or asked for where hits have none.
-            RerankerError: The reranker cannot be loaded.
+            RerankerError: The reranker cannot be loaded, or was tuned for another encoder's scores.
             StoreError: The filter is malformed, or the store is closed or unreachable.
         """
-        if not isinstance(k, int) or k < 1:
+        if not isinstance(k, int) or isinstance(k, bool) or k < 1:
             raise ValueError(f"k is {k!r}, need a whole number from 1 up")
         if not isinstance(candidates, int) or candidates < 1:
             raise ValueError(f"candidates is {candidates!r}, need a whole number from 1 up")
         # Before the search, so that a wrong name fails at once.
         reranker = self._reranker(rerank) if isinstance(rerank, str) else rerank
+        if reranker is not None:
+            reranker.check_encoder(self.encoder.spec.name)
         if min_probability is not None:
             _check_probability(min_probability, reranker)
         vector = self.encoder.encode_descriptions([description])[0]

@@ -156,6 +156,25 @@ def test_vectors_of_any_length_are_scored_rightly_in_cosine_space(
             check_hits(hits, texts, cosines(query_map, texts, vectors))
 
 
+def test_an_adopted_collection_gives_vectors_of_length_1(texts, vectors, tmp_path):
+    lengths = np.linspace(0.2, 5, COUNT, dtype=np.float32)[:, None]
+    sampled = set(np.linspace(0, COUNT - 1, adoption.CHECKED).astype(int))
+    assert 50 not in sampled
+    wanted = vectors.copy()
+    lengths[50] = wanted[50] = 0
+    make(tmp_path, texts, vectors * lengths, "cosine")
+    adopt(tmp_path, "notes")
+    with Store.open(tmp_path, collection="notes") as store:
+        ids = [f"doc-{i}" for i in range(COUNT)]
+        np.testing.assert_allclose(store.vectors(ids), wanted, atol=1e-5)
+        assert store.vectors([]).shape == (0, vectors.shape[1])
+        paged = {}
+        for page, rows in store.vector_pages():
+            paged.update(zip(page, rows, strict=True))
+        np.testing.assert_allclose(np.stack([paged[id_] for id_ in ids]), wanted, atol=1e-5)
+        assert sorted(id_ for page in store.id_pages() for id_ in page) == sorted(ids)
+
+
 @pytest.mark.parametrize("space", ["l2", "ip"])
 def test_one_vector_of_another_length_is_named(space, texts, vectors, tmp_path):
     changed = vectors.copy()
@@ -172,6 +191,25 @@ def test_another_dimension_is_refused(texts, tmp_path):
         adopt(tmp_path, "notes")
 
 
+@pytest.mark.parametrize(
+    ("wrong", "verdict"),
+    [
+        (15, r"15 differ, row 'doc-\d+' most, .*; so another model filled it in part; fill a new"),
+        (16, r"16 differ, .*; so another model filled the collection; fill a new"),
+        (3, r"3 differ, .* filled it in part"),
+        (2, r"2 differ, .*; mend or delete these rows: 'doc-0', 'doc-1' and look for more"),
+    ],
+)
+def test_many_wrong_rows_of_the_sample_are_no_single_rows(wrong, verdict, texts, vectors, tmp_path):
+    sampled = np.linspace(0, COUNT - 1, adoption.CHECKED).astype(int)[:wrong]
+    changed = vectors.copy()
+    changed[sampled] = -vectors[sampled]
+    make(tmp_path, texts, changed)
+    with pytest.raises(StoreError, match=r"in a sample of 32 of its 60 rows, " + verdict) as caught:
+        adopt(tmp_path, "notes")
+    assert ("mend or delete" in str(caught.value)) == (wrong <= 2)
+
+
 @pytest.mark.parametrize("kind", ["shuffled", "other model", "zeros"])
 def test_another_models_vectors_are_refused(kind, texts, vectors, default_encoder, tmp_path):
     wrong = {
@@ -181,7 +219,9 @@ def test_another_models_vectors_are_refused(kind, texts, vectors, default_encode
     }[kind]()
     make(tmp_path, texts, wrong)
     before = raw(tmp_path)[1]
-    with pytest.raises(StoreError, match=r"row 'doc-\d+' has cosine .* need 0.99 \(32 of 32"):
+    with pytest.raises(
+        StoreError, match=r"sample of 32 of its 60 rows, 32 differ, .* another model "
+    ):
         adopt(tmp_path, "notes")
     with pytest.raises(StoreError, match="fill a new store from its documents"):
         migrate(tmp_path, tmp_path / "new", collection="notes")
@@ -193,7 +233,7 @@ def test_a_few_wrong_rows_are_named(texts, vectors, tmp_path):
     changed = vectors.copy()
     changed[0] = vectors[1]
     make(tmp_path, texts, changed)
-    with pytest.raises(StoreError, match=r"\(1 of 32 .*mend or delete these rows: 'doc-0'"):
+    with pytest.raises(StoreError, match=r"1 differs, .*mend or delete these rows: 'doc-0'"):
         adopt(tmp_path, "notes")
 
 
@@ -358,9 +398,83 @@ def test_a_document_that_changed_since_is_moved_again(plain, texts, vectors, tmp
             ids="doc-7", documents=sentence, embeddings=plain.encode_sentences([sentence])
         )
     report = migrate(tmp_path / "old", tmp_path / "new", collection="notes")
-    assert (report.written, report.already_there) == (1, COUNT - 1)
+    assert (report.written, report.replaced, report.already_there) == (1, 1, COUNT - 1)
     with Store.open(tmp_path / "new") as store:
         assert store.get(["doc-7"])[0].text == sentence
+
+
+def test_metadata_that_changed_since_are_moved_again(texts, vectors, tmp_path):
+    make(tmp_path / "old", texts, vectors)
+    migrate(tmp_path / "old", tmp_path / "new", collection="notes")
+    with connect(str(tmp_path / "old")) as client:
+        collection = client.get_collection("notes", embedding_function=None)
+        collection.update(ids="doc-7", metadatas={"source": "b.txt", "share": None})
+        # What is equal in Python and is not in a filter.
+        collection.update(ids="doc-1", metadatas={"page": 1.0})
+        collection.add(ids="later", documents=texts[0], embeddings=vectors[0])
+    report = migrate(tmp_path / "old", tmp_path / "new", collection="notes")
+    assert (report.rows, report.written, report.replaced) == (COUNT + 1, 3, 2)
+    assert report.already_there == COUNT - 2
+    with Store.open(tmp_path / "new") as store:
+        first, seventh = store.get(["doc-1", "doc-7"])
+        wanted = {**METADATA, "source": "b.txt", "page": 7}
+        del wanted["share"]
+        assert seventh.metadata == wanted
+        assert type(first.metadata["page"]) is float
+    again = migrate(tmp_path / "old", tmp_path / "new", collection="notes")
+    assert (again.written, again.replaced, again.already_there) == (0, 0, COUNT + 1)
+
+
+def test_rows_deleted_since_are_kept_and_counted(capsys, texts, vectors, tmp_path):
+    make(tmp_path / "old", texts, vectors)
+    assert migrate(tmp_path / "old", tmp_path / "new", collection="notes").kept == 0
+    with connect(str(tmp_path / "old")) as client:
+        client.get_collection("notes", embedding_function=None).delete(ids=["doc-3", "doc-4"])
+    report = migrate(tmp_path / "old", tmp_path / "new", collection="notes")
+    assert (report.rows, report.already_there, report.kept) == (COUNT - 2, COUNT - 2, 2)
+    assert sorted(report.first_kept) == ["doc-3", "doc-4"]
+    with Store.open(tmp_path / "new") as store:
+        assert store.count() == COUNT
+    _, out, err = run(
+        capsys, "migrate", tmp_path / "old", tmp_path / "new", "--collection", "notes"
+    )
+    assert "rows kept that are not in the source" in out
+    assert "kept, though not in the source: 'doc-3', 'doc-4'" in err
+
+
+def test_a_second_collection_is_not_moved_into_the_same_target(plain, texts, vectors, tmp_path):
+    make(tmp_path / "one", texts, vectors)
+    make(tmp_path / "two", texts[::-1], plain.encode_sentences(texts[::-1]))
+    migrate(tmp_path / "one", tmp_path / "new", collection="notes")
+    before = raw(tmp_path / "new", "descsim")[0]["documents"]
+    with pytest.raises(StoreError, match=r"moved from another .*'notes'.*; name another target"):
+        migrate(tmp_path / "two", tmp_path / "new", collection="notes")
+    assert raw(tmp_path / "new", "descsim")[0]["documents"] == before
+    # A collection stays the same wherever its folder lies and whatever it is called.
+    (tmp_path / "one").rename(tmp_path / "moved")
+    with connect(str(tmp_path / "moved")) as client:
+        client.get_collection("notes", embedding_function=None).modify(name="called-anew")
+    again = migrate(tmp_path / "moved", tmp_path / "new", collection="called-anew")
+    assert (again.written, again.already_there) == (0, COUNT)
+
+
+def test_a_target_without_a_mark_is_known_by_its_ids(texts, vectors, two_maps, tmp_path):
+    make(tmp_path / "one", texts, vectors)
+    make(tmp_path / "two", texts, vectors, ids=[f"other-{i}" for i in range(COUNT)])
+    create_store(tmp_path / "empty", two_maps)[0].close()
+    create_store(tmp_path / "half", two_maps)[0].close()
+    with Store.open(tmp_path / "half") as store:
+        store.upsert([Record(texts[2], "doc-2")], two_maps.encode_sentences(texts[2:3]))
+    with pytest.raises(StoreError, match=r"does not say which .* 1 of its rows .*'doc-2'; name an"):
+        migrate(tmp_path / "two", tmp_path / "half", collection="notes")
+    for name, there in (("empty", 0), ("half", 1)):
+        report = migrate(tmp_path / "one", tmp_path / name, collection="notes")
+        assert (report.written, report.replaced) == (COUNT, there)
+        with pytest.raises(StoreError, match="moved from another collection"):
+            migrate(tmp_path / "two", tmp_path / name, collection="notes")
+        with Store.open(tmp_path / name) as store:
+            assert store.manifest.source_name == "notes"
+            assert store.manifest.encoder == "minilm-two-maps"
 
 
 def test_rows_that_cannot_be_moved_are_named(texts, vectors, tmp_path):

@@ -179,16 +179,21 @@ def test_an_unexpected_error_is_one_line_and_a_hint(capsys, filled, monkeypatch)
         main(["--debug", "info", str(filled)])
 
 
-def test_an_interrupt_says_how_to_go_on(capsys, filled, monkeypatch):
+def test_an_interrupt_says_how_to_go_on_where_one_can(capsys, filled, monkeypatch, tmp_path):
     from descsim_tools.store import Store
 
-    def interrupt(self):
+    def interrupt(*_, **__):
         raise KeyboardInterrupt
 
     monkeypatch.setattr(Store, "count", interrupt)
     code, _, err = run(capsys, "info", filled)
     assert code == 130
-    assert "interrupted" in err
+    assert err.splitlines()[-1] == "interrupted"
+    monkeypatch.setattr("descsim_tools.index_builder.open_corpus", interrupt)
+    (tmp_path / "c.txt").write_text("a line\n")
+    code, _, err = run(capsys, "index", tmp_path / "c.txt", "--store", tmp_path / "s")
+    assert code == 130
+    assert err.endswith("interrupted; the same command goes on where this one stopped\n")
 
 
 @pytest.mark.parametrize("command", ["index", "search", "info", "encoders"])

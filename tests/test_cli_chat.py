@@ -171,6 +171,11 @@ def test_an_interrupt_ends_it(store):
     [
         (["s"], 2, "OPENAI_API_KEY=... descsim chat my-store --llm gpt-5-mini"),
         (["s", "--llm", "m"], 2, "--base-url http://localhost:8000/v1"),
+        (
+            ["s", "--llm", "m"],
+            2,
+            "neither a server nor a key is named for the language model 'm'; take one of a service",
+        ),
         (["s", "--base-url", "http://127.0.0.1:9/v1"], 2, "no language model is named"),
         (["s", "--json"], 2, "--json needs --once"),
         (["s", "--budget", "1"], 2, "--budget needs --price-in and --price-out"),

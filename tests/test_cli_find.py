@@ -1,5 +1,6 @@
 """`descsim find`: output, exit codes, records, and how it is interrupted."""
 
+import csv
 import json
 import os
 import signal
@@ -10,6 +11,8 @@ import time
 import pytest
 import torch
 
+from descsim_tools import DescriptionIndex
+from descsim_tools.agents import report
 from descsim_tools.calibration import Calibration
 from descsim_tools.cli import find as command
 from descsim_tools.rerankers import DescriptionCrossEncoder
@@ -119,12 +122,18 @@ def test_a_model_and_its_budget(capsys, arguments, tmp_path):
             2,
             "need each other",
         ),
-        (["--llm", "m", "--base-url", "http://127.0.0.1:1/v1", "--budget", "1"], 1, "price of"),
+        (
+            ["--llm", "m", "--base-url", "http://127.0.0.1:1/v1", "--budget", "1"],
+            2,
+            "--budget needs --price-in and --price-out",
+        ),
         (["--rerank", "none"], 2, "somebody must judge"),
         (["--rerank", "nonsense"], 1, "no reranker 'nonsense'"),
         (["--where", "{"], 2, "--where is no JSON"),
         (["--accept", "2"], 2, "not in the range"),
         (["--decisions", "none.csv"], 1, "cannot read the decisions"),
+        (["--out", "nodir/r.html"], 1, "nodir; make it first"),
+        (["--rerank", "log-prob"], 1, "log-prob gives scores and no probabilities"),
     ],
 )
 def test_misuse_is_told_in_few_lines(
@@ -138,9 +147,70 @@ def test_misuse_is_told_in_few_lines(
 
 
 def test_nothing_to_look_for(capsys, tiny_store):
-    code, _, err = run(capsys, "find", tiny_store)
-    assert code == 2
-    assert "nothing to look for" in err
+    for concept, message in (((), "nothing to look for"), (("  ",), "the concept is blank")):
+        code, _, err = run(capsys, "find", tiny_store, *concept)
+        assert code == 2
+        assert message in err
+
+
+@pytest.mark.parametrize(
+    "options", [["--out", "nodir/r.html"], ["--out", "d.csv"], ["--rerank", "log-prob"]]
+)
+def test_what_cannot_work_is_refused_before_anything_is_loaded(
+    options, capsys, tiny_store, tmp_path, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(DescriptionIndex, "open", lambda *_, **__: pytest.fail("it was loaded"))
+    (tmp_path / "d.csv").write_text("id,decision\n1,yes\n")
+    code, out, err = run(capsys, "find", tiny_store, CONCEPT, *options)
+    assert (code, out) == (1, "")
+    assert "unexpected" not in err
+    assert (tmp_path / "d.csv").read_text() == "id,decision\n1,yes\n"
+
+
+def test_decisions_can_be_given_and_written_again(capsys, arguments, tmp_path):
+    path = tmp_path / "d.csv"
+    code, out, _ = run(capsys, *arguments, "--out", path)
+    with path.open(newline="", encoding="utf-8") as file:
+        first, second, *others = csv.DictReader(file)
+    first["decision"], second["decision"] = "no", "yes"
+    with path.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.DictWriter(file, first)
+        writer.writeheader()
+        writer.writerows([first, second, *others])
+    decided = {first["id"]: "no", second["id"]: "yes"}
+    code, out, err = run(capsys, *arguments, "--out", path)
+    assert (code, out) == (1, "")
+    assert "holds 2 decisions that the report would wipe out" in err
+    assert "--decisions" in err
+    code, out, err = run(capsys, *arguments, "--decisions", path, "--out", path)
+    assert code == 0, err
+    assert "person 2" in out
+    with path.open(newline="", encoding="utf-8") as file:
+        assert {row["id"]: row["decision"] for row in csv.DictReader(file) if row["decision"]} == (
+            decided
+        )
+
+
+def test_the_statement_is_shown_though_the_report_fails(capsys, arguments, tmp_path, monkeypatch):
+    def broken(statement):
+        raise OSError("no space left on the device")
+
+    monkeypatch.setattr(report, "to_html", broken)
+    record = tmp_path / "r"
+    code, out, err = run(capsys, *arguments, "--record", record, "--out", record / "r.html")
+    assert code == 1
+    assert "sentences examined" in out
+    assert "written to" not in out
+    assert "no report: no space left on the device; the same command with another --out" in err
+
+
+def test_a_model_that_gives_nothing_usable_is_a_failure(capsys, arguments):
+    with FakeServer(Model(lambda seen, number: Reply("nonsense"))) as server:
+        given = [*arguments, "--llm", "m", "--base-url", server.url]
+        code, out, err = run(capsys, *given)
+    assert code == 1, err
+    assert "ended by no answer: 20 answers in a row had no usable verdict" in out
 
 
 def test_help_has_an_example(capsys):

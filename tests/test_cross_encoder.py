@@ -158,6 +158,11 @@ def test_the_combination_encodes_plain_sentences_itself(calibrated_folder, cross
         (CALIBRATION, '{"slope": -1, "intercept": 0}', "slope -1.0.*need slope > 0"),
         (COMBINATION, '{"weight": 1}', "is no combination"),
         (COMBINATION, "[]", "is no combination"),
+        (
+            COMBINATION,
+            '{"encoder": "x", "weight": NaN, "slope": 1, "intercept": 0}',
+            "weight is nan.*descsim rerank calibrate",
+        ),
     ],
 )
 def test_damaged_files_are_named(calibrated_folder, name, content, match):
@@ -166,7 +171,15 @@ def test_damaged_files_are_named(calibrated_folder, name, content, match):
         load_reranker(f"combined:{calibrated_folder}", device="cpu")
 
 
+def test_a_combination_goes_with_its_encoder_alone(tiny_index, calibrated_folder):
+    with pytest.raises(RerankerError, match="tuned for the scores of all-minilm-l6-v2, and the st"):
+        tiny_index.search(DESCRIPTION, rerank=f"combined:{calibrated_folder}")
+    tiny_index.search(DESCRIPTION, rerank=f"cross-encoder:{calibrated_folder}", candidates=5)
+
+
 def test_search_with_a_least_probability(tiny_index, calibrated_folder):
+    tuned_for = tiny_index.encoder.spec.name
+    Combination(tuned_for, 3.0, 1.5, 0.25, "tests").save(calibrated_folder / COMBINATION)
     name = f"combined:{calibrated_folder}"
     everything = tiny_index.search(DESCRIPTION, k=20, rerank=name, candidates=20)
     least = everything[4].probability
@@ -363,7 +376,9 @@ def test_the_command_line(whole_run, tmp_path, capsys):
     dev_groups = path.parent / "dev-groups.jsonl"
     command = ["rerank", "calibrate", str(tmp_path), str(dev), str(dev_groups)]
     assert main([*command, "--encoder", str(encoder), "--json"]) == 0
-    fitted = json.loads(capsys.readouterr().out)
+    out, err = capsys.readouterr()
+    fitted = json.loads(out)
+    assert f"fitted on {fitted['pairs']} pairs only" in err
     assert fitted["calibration"]["fitted_on"] == "dev.jsonl, dev-groups.jsonl"
     assert 0 <= fitted["ece"] <= 1
     assert main(["eval", str(dev_groups), "--rerank", f"combined:{tmp_path}", "--json"]) == 0

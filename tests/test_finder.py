@@ -11,7 +11,7 @@ import pytest
 from descsim_tools import Record
 from descsim_tools.agents import FinderSettings, InstanceFinder, Query
 from descsim_tools.agents.statement import Status
-from descsim_tools.errors import DataError, StoreError
+from descsim_tools.errors import DataError, RerankerError, StoreError
 from descsim_tools.rerankers import Reranker
 from tests.finder_world import FORGERY, QUICK, Known, by_text, finder_of, make_index, marked, noise
 
@@ -177,6 +177,12 @@ def test_a_finder_needs_a_judge(index):
         InstanceFinder(index, rerank=Uncalibrated())
 
 
+@pytest.mark.parametrize("name", ["log-prob", "log-prob:gpt2"])
+def test_a_reranker_without_probabilities_is_refused_by_its_name(index, name):
+    with pytest.raises(ValueError, match=f"{name} gives scores and no probabilities; take 'comb"):
+        InstanceFinder(index, rerank=name)
+
+
 @pytest.mark.parametrize(
     "wrong",
     [{"depth": 0}, {"accept": 2}, {"uncertain": (0.9, 0.1)}, {"sample": -1}, {"batch": 1.5}],
@@ -231,6 +237,7 @@ def test_a_person_overrules(index, tmp_path, source):
 @pytest.mark.parametrize(
     ("name", "content", "match"),
     [
+        ("d.csv", "id,decision\n1,yes\n2,no\n1,no\n", "d.csv decides '1' both yes and no"),
         ("d.txt", "", "must end in .jsonl or .csv"),
         ("d.csv", "id,verdict\n1,yes\n", "without `id` and `decision`"),
         ("d.jsonl", "{", "no JSON"),
@@ -242,6 +249,30 @@ def test_wrong_decisions_are_named(index, tmp_path, name, content, match):
         (tmp_path / name).write_text(content)
     with pytest.raises(DataError, match=match):
         finder_of(index).find(FORGERY, decisions=tmp_path / name)
+
+
+@pytest.mark.parametrize("content", ["", "id,decision\n", "id,decision\n1,\n"])
+def test_a_file_that_decides_nothing_is_told(index, tmp_path, caplog, content):
+    (tmp_path / "d.csv").write_text(content)
+    statement = finder_of(index).find(FORGERY, decisions=tmp_path / "d.csv")
+    assert "person" not in statement.decided_by
+    assert f"{tmp_path / 'd.csv'} decides nothing" in caplog.text
+
+
+def test_a_decision_twice_is_one(index, tmp_path, caplog):
+    (tmp_path / "d.csv").write_text("id,decision\n1,no\n1,NO\n")
+    assert finder_of(index).find(FORGERY, decisions=tmp_path / "d.csv").decided_by["person"] == 1
+    assert caplog.text == ""
+
+
+def test_decisions_outside_the_filter_are_refused(tmp_path):
+    records = [Record(text, metadata={"even": n % 2 == 0}) for n, text in enumerate(FORGED)]
+    with make_index(records, tmp_path / "s") as index:
+        finder = finder_of(index)
+        with pytest.raises(ValueError, match="2 rows that the filter leaves out, such as '1'"):
+            finder.find(FORGERY, where={"even": True}, decisions={"0": 1, "1": 1, "3": 0})
+        inside = finder.find(FORGERY, where={"even": True}, decisions={"0": 0, "2": 1})
+    assert (inside.stored, inside.examined, inside.decided_by["person"]) == (4, 4, 2)
 
 
 # --- the record -------------------------------------------------------------------------------
@@ -295,6 +326,53 @@ def test_a_record_of_another_search_is_refused(index, tmp_path):
     (tmp_path / "r/record.jsonl").write_text("{}\n")
     with pytest.raises(DataError, match="line 1, is no line of a record"):
         finder_of(index).find(FORGERY, record=tmp_path / "r")
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "[]",
+        "{}",
+        "3",
+        "{",
+        '{"event": []}',
+        '{"event": "plan", "plan": []}',
+        '{"event": "descriptions", "round": "1", "descriptions": []}',
+        '{"event": "descriptions", "round": 1, "descriptions": "text"}',
+        '{"event": "hits", "search": "x", "ids": [1]}',
+        '{"event": "score", "key": "x", "p": "0.4", "truncated": false}',
+        '{"event": "score", "key": "x", "p": 4, "truncated": false}',
+        '{"event": "score", "key": "x", "p": NaN, "truncated": false}',
+        '{"event": "verdict", "key": "x", "verdict": {"status": "maybe"}}',
+        '{"event": "verdict", "key": "x", "verdict": []}',
+        '{"event": "cost", "cost": {"requests": null}}',
+    ],
+)
+@pytest.mark.parametrize("number", [1, 3])
+def test_a_damaged_record_is_told(index, tmp_path, line, number):
+    finder_of(index).find(FORGERY, record=tmp_path / "r")
+    path = tmp_path / "r/record.jsonl"
+    lines = path.read_text().splitlines()
+    path.write_text("".join(f"{one}\n" for one in [*lines[: number - 1], line, *lines[number:]]))
+    told = f"line {number}, is no line of a record .*: the record is damaged; "
+    cut = "delete this line and all below it to go on, or " if number > 1 else ""
+    with pytest.raises(DataError, match=f"{told}{cut}name another folder$"):
+        finder_of(index).find(FORGERY, record=tmp_path / "r")
+    if number > 1:  # and the remedy is one
+        path.write_text("".join(f"{one}\n" for one in lines[: number - 1]))
+        assert finder_of(index).find(FORGERY, record=tmp_path / "r").matched == 8
+
+
+def test_hits_that_are_gone_are_searched_for_again(tmp_path):
+    """One row less and one more: the store counts as many as before."""
+    with make_index([*FORGED[:2], *noise(4)], tmp_path / "s") as index:
+        settings = replace(QUICK, depth=2, rounds=0, sample=0)
+        finder = finder_of(index, settings=settings)
+        assert finder.find(FORGERY, record=tmp_path / "r").matched == 2
+        index.store.delete(["0"])
+        index.store.upsert([Record(FORGED[2], "new")], index.encoder.encode_sentences(FORGED[2:3]))
+        found = finder.find(FORGERY, record=tmp_path / "r")
+    assert {row.id for row in found.instances} == {"1", "new"}
 
 
 def test_two_searches_do_not_share_a_record(index, tmp_path):
@@ -395,3 +473,10 @@ def test_queries_are_told_as_they_are():
     query = Query.of("  a   b ", all_of=["a b", "c"])
     assert query.all_of == ("a b", "c")
     assert query.positive == query.conditions == ("a b", "c")
+
+
+def test_the_reranker_fits_the_store(tiny_index):
+    assert InstanceFinder(tiny_index).judges == ("cross-encoder",)
+    finder = InstanceFinder(tiny_index, rerank="combined")
+    with pytest.raises(RerankerError, match="tuned for the scores of descsim-minilm"):
+        finder.find("a thing")

@@ -4,12 +4,15 @@ import csv
 import json
 import shutil
 import subprocess
+from dataclasses import replace
 from html.parser import HTMLParser
 
 import pytest
 
 from descsim_tools import Record
-from descsim_tools.agents import write_report
+from descsim_tools.agents import report, write_report
+from descsim_tools.agents.decisions import read_decisions
+from descsim_tools.errors import DataError
 from tests.finder_world import FORGERY, finder_of, make_index, noise
 
 NASTY = [
@@ -84,7 +87,7 @@ def test_csv_is_inert_and_can_be_given_back(statement, tmp_path):
         cell for cell in cells if cell.startswith(("=", "+", "-", "@")) and cell[1:2] != "0"
     ]
     assert "'" + NASTY[1] in {row["text"] for row in rows}
-    assert {row["decision"] for row in rows} == {""}
+    assert {row["id"]: row["decision"] for row in rows if row["decision"]} == {"'-2": "yes"}
     for row in rows:
         row["decision"] = "no" if row["id"] == "'-0" else ""
     with path.open("w", newline="", encoding="utf-8") as file:
@@ -94,6 +97,84 @@ def test_csv_is_inert_and_can_be_given_back(statement, tmp_path):
     with make_index([Record(NASTY[0], "-0")], tmp_path / "again") as index:
         again = finder_of(index).find(FORGERY, decisions=path)
     assert (again.matched, again.decided_by) == (0, {"person": 1})
+
+
+def test_a_report_keeps_what_a_person_decided(tmp_path):
+    path = tmp_path / "d.csv"
+    ids = ["=q", "'=q", "''=q", "'q", "-1"]
+    decisions = dict(zip(ids, ["yes", "no", "yes", "no", "yes"], strict=True))
+    records = [Record(f"{FORGERY} {n} p=0.5", id_) for n, id_ in enumerate(ids)]
+    with make_index([*records, *noise(20)], tmp_path / "store") as index:
+        finder = finder_of(index)
+        write_report(finder.find(FORGERY, decisions=decisions), path)
+        for _ in range(2):  # given back, and written to the same file
+            statement = finder.find(FORGERY, decisions=path)
+            write_report(statement, path)
+    assert read_decisions(path).words == decisions
+    assert statement.decided_by["person"] == len(ids)
+    assert [entry.name for entry in tmp_path.iterdir() if entry.is_file()] == ["d.csv"]
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "match"),
+    [
+        ("d.csv", "id,decision\n-2,yes\n-1,no\n", "1 decisions .* such as that of '-1'; give them"),
+        ("d.csv", "id,decision\n-2,no\n", "that of '-2'"),
+        ("d.csv", "id,decision\n-2,perhaps\n", "that of '-2'"),
+        ("d.csv", "a;b\n1;2\n", "no report that may be written again .*; name another"),
+        ("d.jsonl", '{"id": "-2", "decision": "yes"}\n', "a .jsonl report holds none"),
+    ],
+)
+def test_decisions_are_not_wiped_out(statement, tmp_path, name, content, match):
+    (tmp_path / name).write_text(content)
+    with pytest.raises(DataError, match=match):
+        write_report(statement, tmp_path / name)
+    assert (tmp_path / name).read_text() == content
+
+
+@pytest.mark.parametrize("name", ["r.csv", "r.jsonl", "r.html"])
+def test_a_report_without_other_decisions_is_written_anew(statement, tmp_path, name):
+    write_report(statement, tmp_path / name)
+    first = (tmp_path / name).read_bytes()
+    (tmp_path / name).chmod(0o600)
+    (tmp_path / f"link-{name}").symlink_to(tmp_path / name)
+    write_report(statement, tmp_path / f"link-{name}")
+    assert (tmp_path / name).read_bytes() == first
+    assert (tmp_path / name).stat().st_mode & 0o777 == 0o600
+
+
+def test_a_report_that_breaks_off_leaves_the_old_one(statement, tmp_path, monkeypatch):
+    path = tmp_path / "r.csv"
+    write_report(statement, path)
+    old = path.read_bytes()
+
+    def broken(row):
+        raise OSError("no space left")
+
+    monkeypatch.setattr(report, "_csv_row", broken)
+    with pytest.raises(OSError, match="no space left"):
+        write_report(statement, path)
+    assert path.read_bytes() == old
+    assert [entry.name for entry in tmp_path.iterdir() if entry.is_file()] == ["r.csv"]
+
+
+def test_what_steers_a_terminal_is_seen(tmp_path):
+    text = f"{FORGERY} \x1b[31mred\x00\x9b1m\rover\r\nnext\tline p=0.9"
+    shown = f"{FORGERY} \\x1b[31mred\\x00\\x9b1m\\rover\r\nnext\tline p=0.9"
+    with make_index([Record(text, "a\x1bb", {"k": "v\x1b\x9b"})], tmp_path / "s") as index:
+        statement = finder_of(index).find(FORGERY, decisions={"a\x1bb": "yes"})
+    half = replace(statement, rows=(replace(statement.rows[0], found_by="near \ud800"),))
+    for name in ("r.html", "r.csv", "r.jsonl"):
+        write_report(half, tmp_path / name)
+        write_report(half, tmp_path / name)
+        written = (tmp_path / name).read_bytes().decode()
+        assert "\x1b" not in written
+        assert "near \\ud800" in written
+        if name != "r.jsonl":
+            assert shown in written
+            assert not set(written) & {"\x00", "\x9b"}
+            assert "a\\x1bb" in written
+    assert json.loads(written.splitlines()[1])["text"] == text
 
 
 def test_other_endings_are_refused(statement, tmp_path):

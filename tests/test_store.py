@@ -1,3 +1,4 @@
+import dataclasses
 import datetime as dt
 import os
 import subprocess
@@ -8,6 +9,7 @@ import chromadb
 import numpy as np
 import pytest
 from chromadb.config import Settings
+from chromadb.errors import InternalError
 
 from descsim_tools import DescriptionIndex, Record
 from descsim_tools.errors import StoreError
@@ -251,6 +253,32 @@ def test_a_later_format_is_refused(tmp_path):
         Store.open(tmp_path)
 
 
+@pytest.mark.parametrize(
+    ("field", "value", "message"),
+    [
+        ("dim", None, r"'descsim_dim' is missing, need int; fill a new store"),
+        ("dim", "16", r"'descsim_dim' is '16', need int"),
+        ("dim", True, r"'descsim_dim' is True, need int"),
+        ("encoder", None, r"'descsim_encoder' is missing, need str"),
+        ("fingerprint", 5, r"'descsim_fingerprint' is 5, need str"),
+        ("space", 1, r"'descsim_space' is 1, need str"),
+        ("format_version", "1", r"'descsim_format_version' is '1', need int"),
+    ],
+)
+def test_a_damaged_manifest_names_its_field(field, value, message):
+    metadata = {**manifest().to_metadata(), f"descsim_{field}": value}
+    if value is None:
+        del metadata[f"descsim_{field}"]
+    with pytest.raises(StoreError, match=r"collection in here is damaged: its field " + message):
+        Manifest.from_metadata(metadata, "here")
+
+
+def test_a_manifest_with_more_fields_is_read():
+    assert Manifest.from_metadata({**manifest().to_metadata(), "descsim_new": 1}, "s") == manifest()
+    named = dataclasses.replace(manifest(), source_id="an id", source_name="notes")
+    assert Manifest.from_metadata(named.to_metadata(), "s") == named
+
+
 def test_create_refuses_what_exists(store, tmp_path):
     with pytest.raises(StoreError, match="already holds a collection 'descsim'"):
         Store.create(tmp_path / "store", manifest())
@@ -355,6 +383,60 @@ def test_a_killed_writer_leaves_no_lock(store, tmp_path):
     process.kill()
     process.communicate()
     store.upsert(records_of(1), vectors_of(1))
+
+
+def test_a_store_is_not_made_while_another_process_writes(store, tmp_path):
+    process = writer_process(tmp_path / "store", "wait")
+    assert process.stdout.readline() == "writing\n"
+    with pytest.raises(StoreError, match="another process is writing"):
+        Store.create(tmp_path / "store", manifest(), collection="another")
+    process.communicate("\n")
+    Store.create(tmp_path / "store", manifest(), collection="another").close()
+
+
+def test_a_store_is_made_under_the_right_to_write(tmp_path, monkeypatch):
+    """So the second of two that make one folder's database waits its turn."""
+    tried = []
+
+    def connecting(location):
+        tried.append(location)
+        with pytest.raises(StoreError, match="another process is writing"):
+            Store.create(location, manifest())
+        return connect(location)
+
+    connect = store_module.connect
+    monkeypatch.setattr(store_module, "connect", connecting)
+    Store.create(tmp_path / "store", manifest()).close()
+    assert tried == [str(tmp_path / "store")]
+
+
+UNOPENED = "could not be opened: another process is writing to it just now, or its database is dam"
+
+
+def test_a_damaged_database_is_told_each_time(tmp_path):
+    database = tmp_path / "chroma.sqlite3"
+    database.write_text("This is no database, but a text of some length.")
+    for _ in range(3):
+        with pytest.raises(StoreError, match=UNOPENED + r".*file is not a database.*try again"):
+            Store.open(tmp_path)
+    # Chroma keeps what another client of this process could not open either.
+    with pytest.raises(Exception, match="not a database"):
+        chromadb.PersistentClient(str(tmp_path), settings=Settings(anonymized_telemetry=False))
+    with pytest.raises(StoreError, match=UNOPENED):
+        Store.has_collection(tmp_path)
+    database.unlink()
+    Store.create(tmp_path, manifest()).close()
+
+
+def test_a_database_that_another_process_makes_just_now(tmp_path, monkeypatch):
+    def racing(**options):
+        raise InternalError("(code: 1) table collections already exists")
+
+    monkeypatch.setattr(chromadb, "PersistentClient", racing)
+    with pytest.raises(StoreError, match=UNOPENED):
+        Store.create(tmp_path, manifest())
+    monkeypatch.undo()
+    Store.create(tmp_path, manifest()).close()
 
 
 def test_a_folder_that_cannot_be_made():

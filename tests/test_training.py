@@ -237,7 +237,7 @@ def test_the_same_seed_gives_the_same_result(whole_run, tmp_path):
 
 def test_seeds_and_the_base_can_be_averaged(whole_run, data_folder, tiny_folder, tmp_path):
     _, folder, _ = whole_run
-    training = 'precision = "fp32"\naverage = 2\nbase_share = 0.25'
+    training = 'precision = "fp32"\naverage = 2\nbase_share = [0.25, 0.5]'
     path = config_file(data_folder, tiny_folder, "average.toml", training=training)
     result = train(load_config(path), tmp_path)
     members = [DescriptionEncoder.load(tmp_path / f"seed-{i}/model", device="cpu") for i in (0, 1)]
@@ -247,13 +247,18 @@ def test_seeds_and_the_base_can_be_averaged(whole_run, data_folder, tiny_folder,
     states = [encoder.model.state_dict() for encoder in (*members, pair, mean)]
     for name, value in states[3].items():
         tuned = (states[0][name] + states[1][name]) / 2
-        torch.testing.assert_close(value, 0.75 * tuned + 0.25 * states[2][name])
+        share = 0.5 if ".document." in name else 0.25
+        torch.testing.assert_close(value, (1 - share) * tuned + share * states[2][name])
     whole = DescriptionEncoder.load(folder / "model", device="cpu")
     np.testing.assert_allclose(
         members[0].encode_sentences(TEXTS), whole.encode_sentences(TEXTS), atol=1e-5
     )
     assert set(result.metrics) >= {"dev_precision@1", "score"}
     assert (tmp_path / "delta.safetensors").is_file()
+    shared = 'sides = "shared"'
+    path = config_file(data_folder, tiny_folder, "shared.toml", model=shared, training=training)
+    with pytest.raises(ConfigError, match=r"base_share is \[0.25, 0.5\], need equal ones"):
+        load_config(path)
 
 
 @pytest.mark.parametrize(

@@ -68,7 +68,9 @@ def migrate(
     TARGET is a folder or the URL of a Chroma server. The stored vectors are mapped, not encoded
     anew, and the collection is left as it is: a foreign one, or a store of the encoders
     all-minilm-l6-v2 or minilm-query-map. A migration that was broken off goes on where it was when
-    the same command is given again.
+    the same command is given again. A later one copies what is new and rows whose text or metadata
+    changed; rows that the collection has no more stay in TARGET, and are counted. Each collection
+    needs a TARGET (or --target-collection) of its own.
 
     \b
     Example:
@@ -89,8 +91,10 @@ def migrate(
             "to": f"{report.target_collection} in {report.target}",
             "rows read": report.rows,
             "  written": report.written,
+            "    of these replaced": report.replaced,
             "  there before": report.already_there,
             "  skipped": report.skipped,
+            "rows kept that are not in the source": report.kept,
             "rows encoded again": report.checked,
             "lowest similarity of these": f"{report.lowest_similarity:.4f}",
             "encoder": report.encoder,
@@ -98,3 +102,6 @@ def migrate(
     )
     for row in report.first_skipped[:5]:
         click.echo(f"skipped: {row['id']!r}: {row['reason']}", err=True)
+    if report.kept:
+        named = ", ".join(map(repr, report.first_kept[:5]))
+        click.echo(f"kept, though not in the source: {named} (more with --json)", err=True)

@@ -30,9 +30,9 @@ Ask a question, or say what you look for. Sentences of the corpus are cited by n
 /help     show this
 Ctrl-D    end"""
 
-_NO_MODEL = """\
-no language model is named; take one of a service, or one on a server of your own such as Ollama,
-llama.cpp, vLLM or `transformers serve`:
+_TAKE_ONE = """\
+take one of a service, or one on a server of your own such as Ollama, llama.cpp, vLLM or
+`transformers serve`:
   OPENAI_API_KEY=... descsim chat my-store --llm gpt-5-mini
   descsim chat my-store --llm NAME --base-url http://localhost:8000/v1
 OPENAI_MODEL and OPENAI_BASE_URL name them as well"""
@@ -83,11 +83,7 @@ def chat(
     """
     if as_json and once is None:
         raise click.UsageError("--json needs --once")
-    price = price_of(price_in, price_out)
-    if budget is not None and price is None:
-        raise click.UsageError(
-            "--budget needs --price-in and --price-out, what a million tokens cost"
-        )
+    price = price_of(price_in, price_out, budget)
     try:
         with (
             _llm(model, base_url, budget, price) as llm,
@@ -108,8 +104,13 @@ def _llm(
     from descsim_tools.llm import LLM, Budget
 
     served = base_url or os.environ.get("OPENAI_BASE_URL") or os.environ.get("OPENAI_API_KEY")
-    if not served or not (model or os.environ.get("OPENAI_MODEL")):
-        raise click.UsageError(_NO_MODEL)
+    named = model or os.environ.get("OPENAI_MODEL")
+    if not named:
+        raise click.UsageError(f"no language model is named; {_TAKE_ONE}")
+    if not served:
+        raise click.UsageError(
+            f"neither a server nor a key is named for the language model {named!r}; {_TAKE_ONE}"
+        )
     return LLM(model, base_url=base_url, budget=Budget(cost=budget), price=price)
 
 

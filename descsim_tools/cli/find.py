@@ -17,6 +17,7 @@ from descsim_tools.cli.options import (
     price_of,
     price_options,
 )
+from descsim_tools.errors import DescsimError
 
 if TYPE_CHECKING:
     from descsim_tools.agents import Event, InstanceFinder, Row, Statement
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 
 _BY_BUDGET = 3
 _INTERRUPTED = 130
+_FAILED = 1
 _EXIT = {"done": 0, "budget": _BY_BUDGET, "cancelled": _INTERRUPTED, "no answer": 1}
 _UNJUDGED_SHOWN = 20
 
@@ -51,10 +53,11 @@ _UNJUDGED_SHOWN = 20
 @click.option("--max-total-tokens", type=click.IntRange(min=0), help="Budget: most tokens in all.")
 @click.option(
     "--rerank",
-    default="combined",
+    default="auto",
     show_default=True,
     metavar="NAME",
-    help="Calibrated reranker: combined or cross-encoder, or none to leave all to the model.",
+    help="Calibrated reranker: combined, cross-encoder, or auto for what fits the store's encoder; "
+    "none leaves all to the model.",
 )
 @click.option(
     "--accept",
@@ -107,7 +110,8 @@ def find(
     who decided, and what it cost. Works without a language model; with --llm one plans the search
     and judges what the cross-encoder is not sure of. Its key is read from OPENAI_API_KEY.
 
-    The exit code is 0 if the search is done, 3 if the budget ended it, 130 if it was interrupted.
+    The exit code is 0 if the search is done, 3 if the budget ended it, 130 if it was interrupted,
+    and 1 if the model gave nothing usable or the report could not be written.
 
     \b
     Example:
@@ -116,18 +120,24 @@ def find(
       descsim find my-store "a theft of art" --llm gpt-5-mini --budget 0.50 --price-in 0.25 \\
         --price-out 2 --record theft
     """
-    from descsim_tools.agents.report import check_format, write_report
+    from descsim_tools.agents.decisions import read_decisions
+    from descsim_tools.agents.report import check_report, write_report
 
-    if out is not None:
-        check_format(out)
     if concept is None and not all_of and not any_of:
         raise click.UsageError("there is nothing to look for; give a concept, --all-of or --any-of")
+    if concept is not None and not concept.strip():
+        raise click.UsageError("the concept is blank; say what you look for")
+    decided = read_decisions(decisions).words
+    if out is not None:
+        if record is not None and out.parent == record:
+            record.mkdir(parents=True, exist_ok=True)  # the search would make it, after the check
+        check_report(out, decided)
     told: FindOptions = {
         "all_of": all_of,
         "any_of": any_of,
         "none_of": none_of,
         "where": parsed_where(where),
-        "decisions": decisions,
+        "decisions": decided,
         "record": record,
     }
     with _finder(store, record, **options) as finder:
@@ -138,12 +148,21 @@ def find(
             lost = "nothing was kept; with --record DIR the same command would go on"
             click.echo(f"interrupted; {again if record else lost}", err=True)
             return _INTERRUPTED
+    unwritten: Exception | None = None
     if out is not None:
-        write_report(statement, out)
+        try:
+            write_report(statement, out)
+        except (DescsimError, OSError, ValueError) as error:
+            unwritten = error
     if as_json:
         click.echo(json.dumps(statement.to_dict(), ensure_ascii=False, default=str))
     else:
-        _show(statement, out)
+        _show(statement, None if unwritten else out)
+    if unwritten is not None:
+        again = "the same command with another --out writes it without searching again"
+        lost = "with --record DIR the search would have been kept"
+        click.echo(f"descsim: no report: {unwritten}; {again if record else lost}", err=True)
+        return _FAILED
     return _EXIT[str(statement.ended_by)]
 
 
@@ -165,8 +184,11 @@ def _finder(
     from contextlib import ExitStack
 
     from descsim_tools.agents import FinderSettings, InstanceFinder
+    from descsim_tools.agents.finder import check_name
     from descsim_tools.store import Store
 
+    if rerank != "none":
+        check_name(rerank)
     Store.open(store, collection=collection).close()  # fails before a model is loaded
     with ExitStack() as stack:
         model = _llm(record, **llm)
@@ -206,6 +228,7 @@ def _llm(
         if any(option is not None for option in given):
             raise click.UsageError("a server, a price or a budget goes with --llm MODEL")
         return None
+    price = price_of(price_in, price_out, budget)
     from descsim_tools.agents.record import ANSWERS, TRANSCRIPT
     from descsim_tools.llm import LLM, Budget
 
@@ -213,7 +236,7 @@ def _llm(
         model,
         base_url=base_url,
         budget=Budget(requests=max_requests, tokens=max_total_tokens, cost=budget),
-        price=price_of(price_in, price_out),
+        price=price,
         cache=None if record is None else record / ANSWERS,
         transcript=None if record is None else record / TRANSCRIPT,
     )

@@ -357,6 +357,10 @@ def mcp(
         serve_http(server, port, os.environ.get("DESCSIM_MCP_TOKEN"))
 
 
+_GO_ON = {"index", "migrate", "train", "generate"}
+"""Commands that go on where they were broken off."""
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line and return its exit code."""
     arguments = list(sys.argv[1:] if argv is None else argv)
@@ -370,7 +374,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         if isinstance(error.__cause__, EOFError):
             click.echo(f"descsim: a file ends too early: {error.__cause__}", err=True)
             return 1
-        click.echo("interrupted; the same command goes on where this one stopped", err=True)
+        goes_on = bool(_GO_ON & set(arguments))
+        more = "; the same command goes on where this one stopped" if goes_on else ""
+        click.echo(f"interrupted{more}", err=True)
         return 130
     except BrokenPipeError:
         # The reader of our output, such as `head`, has gone; Python must not flush to it at exit.

@@ -93,11 +93,17 @@ def price_options(function: Any) -> Any:
     return read(written(function))
 
 
-def price_of(price_in: float | None, price_out: float | None) -> Price | None:
-    """Return the prices together, or None for none."""
+def price_of(
+    price_in: float | None, price_out: float | None, budget: float | None = None
+) -> Price | None:
+    """Return the prices together, or None for none, which a budget in money does not allow."""
     if (price_in is None) != (price_out is None):
         raise click.UsageError("--price-in and --price-out need each other")
     if price_in is None or price_out is None:
+        if budget is not None:
+            raise click.UsageError(
+                "--budget needs --price-in and --price-out, what a million tokens cost"
+            )
         return None
     from descsim_tools.llm import Price
 

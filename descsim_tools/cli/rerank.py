@@ -207,6 +207,11 @@ def calibrate(
     alone.save(model / CALIBRATION)
     combination.save(model / COMBINATION)
     good = np.concatenate([j.good for j in judged])
+    if len(good) < _FEW_PAIRS:
+        click.echo(
+            f"fitted on {len(good)} pairs only: the probabilities are rough, give a few hundred",
+            err=True,
+        )
     facts = {
         "calibration": asdict(alone),
         "combination": asdict(combination),
@@ -224,6 +229,9 @@ def calibrate(
         f"{facts['combined_ece']:.3f} combined"
     )
     click.echo(f"written to {model / CALIBRATION} and {model / COMBINATION}")
+
+
+_FEW_PAIRS = 200
 
 
 def _judged(file: Path) -> list[Judged]:

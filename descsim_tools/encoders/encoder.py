@@ -95,7 +95,7 @@ class DescriptionEncoder:
             if pooling is not None:
                 raise EncoderError(f"the preset {name} has its own pooling; leave `pooling` out")
             return cls.from_spec(PRESETS[name], device=device)
-        spec = EncoderSpec(_label(name), name, pooling=_pooling(pooling))
+        spec = EncoderSpec(label_of(name), name, pooling=_pooling(pooling))
         return cls.from_spec(spec, device=device)
 
     @classmethod
@@ -119,7 +119,7 @@ class DescriptionEncoder:
             EncoderError: One cannot be found, or the pooling does not fit.
         """
         spec = EncoderSpec(
-            f"{_label(str(description))} + {_label(str(sentence))}",
+            f"{label_of(str(description))} + {label_of(str(sentence))}",
             sentence_model=str(sentence),
             description_model=str(description),
             pooling=_pooling(pooling),
@@ -312,8 +312,8 @@ def _without_space_around(text: str, start: int, end: int) -> tuple[int, int]:
     return start + len(piece) - len(piece.lstrip()), start + len(piece.rstrip())
 
 
-def _label(source: str) -> str:
-    """Name a model without the path of the machine it lies on."""
+def label_of(source: str) -> str:
+    """Name a model, from a preset, folder or hub id, without the path it lies at."""
     path = Path(source).expanduser()
     return path.resolve().name if path.is_dir() else source
 

@@ -26,9 +26,28 @@ class Reranker(ABC):
 
     Attributes:
         calibration: Turns its scores into probabilities; None if it was not calibrated.
+        encoder_name: Of the encoder whose retrieval scores it uses; None if it uses none.
     """
 
     calibration: Calibration | None = None
+    encoder_name: str | None = None
+
+    def check_encoder(self, name: str) -> None:
+        """Make sure that hits of an encoder's store can be reranked.
+
+        Args:
+            name: Of the encoder that found them.
+
+        Raises:
+            RerankerError: The reranker was tuned for another one's retrieval scores.
+        """
+        if self.encoder_name not in (None, name):
+            raise RerankerError(
+                f"this {type(self).__name__} was tuned for the scores of {self.encoder_name}, and "
+                f"the store has those of {name}, which mean something else; take "
+                "rerank='cross-encoder', which uses none, or tune it anew with `descsim rerank "
+                f"calibrate MODEL DEV --encoder {name}`"
+            )
 
     @abstractmethod
     def _score(self, description: str, sentences: Sequence[str]) -> Scores:
@@ -203,6 +222,6 @@ def _checked_scores(scores: Any, count: int, kind: type[Reranker]) -> Scores:
     if len(bad):
         raise RerankerError(
             f"{kind.__name__} gave {array[bad[0]]} for sentence {bad[0]}, need a finite number. "
-            "In float16 large models overflow; try another dtype."
+            "Its weights are damaged, or it overflows in float16: try another copy or dtype."
         )
     return array

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -11,6 +12,7 @@ import numpy as np
 
 from descsim_tools.calibration import Calibration
 from descsim_tools.encoders import DescriptionEncoder
+from descsim_tools.encoders.encoder import label_of
 from descsim_tools.errors import RerankerError
 from descsim_tools.rerankers.base import Reranker, Scores, retrieval_score
 from descsim_tools.rerankers.cross_encoder import DescriptionCrossEncoder, shipped_folder
@@ -49,11 +51,22 @@ class Combination:
             RerankerError: The file is missing or malformed.
         """
         try:
-            found = cls(**json.loads(Path(path).read_text(encoding="utf-8")))
-            Calibration(float(found.slope), float(found.intercept))
-        except (OSError, ValueError, TypeError) as error:
-            raise RerankerError(f"{path} is no combination ({error}); tune it again") from error
-        return found
+            found = json.loads(Path(path).read_text(encoding="utf-8"))
+            made = cls(
+                str(found["encoder"]),
+                float(found["weight"]),
+                float(found["slope"]),
+                float(found["intercept"]),
+                str(found.get("fitted_on", "")),
+            )
+            Calibration(made.slope, made.intercept)
+            if not math.isfinite(made.weight):
+                raise ValueError(f"weight is {made.weight}")
+        except (OSError, LookupError, AttributeError, ValueError, TypeError) as error:
+            raise RerankerError(
+                f"{path} is no combination ({error}); write it with `descsim rerank calibrate`"
+            ) from error
+        return made
 
 
 class CombinedReranker(Reranker):
@@ -73,6 +86,7 @@ class CombinedReranker(Reranker):
         self.calibration = Calibration(
             combination.slope, combination.intercept, combination.fitted_on
         )
+        self.encoder_name = label_of(combination.encoder)
         self._encoder: DescriptionEncoder | None = None
 
     @classmethod

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,8 +25,8 @@ from descsim_tools.encoders import PRESETS
 from descsim_tools.encoders.weights import find_map
 from descsim_tools.errors import StoreError
 from descsim_tools.store.manifest import PREFIX, Manifest
-from descsim_tools.store.metadata import decode_metadata
-from descsim_tools.store.opening import create_store, open_store
+from descsim_tools.store.metadata import decode_metadata, encode_metadata
+from descsim_tools.store.opening import open_store
 from descsim_tools.store.store import (
     DEFAULT_COLLECTION,
     Store,
@@ -35,6 +35,7 @@ from descsim_tools.store.store import (
     has_text,
     missing,
     space_of,
+    write_manifest,
 )
 from descsim_tools.types import Record
 
@@ -51,6 +52,8 @@ CHECKED = 32
 SAME = 0.99
 """Least cosine of a stored vector and its document's; exports of the model differ a little."""
 _NOT_UNIT = 1e-3
+_SINGLE = 2
+"""Most rows of a sample that may differ by mistake; more speak of another model."""
 _WINDOW = 8
 _PAGE = 1000
 _NAMED = 20
@@ -97,9 +100,13 @@ class MigrationReport:
         lowest_similarity: Least cosine of these and the stored vectors.
         rows: Read.
         written: Written to the new store.
-        already_there: That an earlier run had written.
+        replaced: Of these, rows whose text or metadata had changed since an earlier run.
+        already_there: That an earlier run had written, and that have not changed.
         skipped: Rows that cannot be moved.
         first_skipped: Ids and reasons of the first of them.
+        kept: Rows of the new store that the collection lacks, not counted in `rows`: deleted there
+            since an earlier run, or added here. They stay; `Store.delete` takes them away.
+        first_kept: Ids of the first of them.
     """
 
     source: str
@@ -111,9 +118,12 @@ class MigrationReport:
     lowest_similarity: float
     rows: int = 0
     written: int = 0
+    replaced: int = 0
     already_there: int = 0
     skipped: int = 0
     first_skipped: list[dict[str, str]] = field(default_factory=list)
+    kept: int = 0
+    first_kept: list[str] = field(default_factory=list)
 
     def skip(self, id_: str, reason: str) -> None:
         """Count a row that cannot be moved, and name it if it is among the first."""
@@ -151,7 +161,7 @@ def adopt(location: str | Path, collection: str, *, progress: bool = False) -> A
     location = str(location)
     with _foreign(location, collection) as found:
         where = f"the collection {collection!r} in {location}"
-        metadata = dict(found.metadata or {})
+        metadata = found.metadata or {}
         if PREFIX + "format_version" in metadata:
             filled_by = metadata.get(PREFIX + "encoder")
             raise StoreError(
@@ -163,13 +173,7 @@ def adopt(location: str | Path, collection: str, *, progress: bool = False) -> A
         space = space_of(found.configuration_json)
         report = AdoptionReport(location, collection, QUERY_MAP, space, 0, checked, lowest)
         _look_through(found, report, where, progress=progress)
-        # Not by `modify`, which refuses metadata that name the space, even the same one.
-        found._client._modify(
-            id=found.id,
-            new_metadata={**metadata, **Manifest.of(encoder, space).to_metadata()},
-            tenant=found.tenant,
-            database=found.database,
-        )
+        write_manifest(found, Manifest.of(encoder, space))
     return report
 
 
@@ -184,8 +188,9 @@ def migrate(
     """Copy a collection filled with all-MiniLM-L6-v2 into a store of the encoder `minilm-two-maps`.
 
     The stored vectors are mapped; nothing is encoded but a sample, and the collection is left as it
-    is. A migration that was broken off goes on where it was. Memory does not grow with the
-    collection, but for Chroma's index.
+    is. A migration that was broken off goes on where it was. A later one copies what is new and
+    rows whose text or metadata changed, and keeps rows that the collection has no more: the report
+    counts them. Memory does not grow with the collection, but for Chroma's index.
 
     Args:
         location: A Chroma folder or the URL of a Chroma server.
@@ -197,7 +202,7 @@ def migrate(
 
     Raises:
         StoreError: The collection is not there or was filled with another model, or the target
-            cannot be written or holds another encoder's sentences.
+            cannot be written or holds another encoder's sentences or those of another collection.
     """
     from descsim_tools.encoders import DescriptionEncoder
 
@@ -215,10 +220,14 @@ def migrate(
         report = MigrationReport(
             location, collection, target, target_collection, TWO_MAPS, checked, lowest
         )
-        there = Store.has_collection(target, target_collection)
-        make = open_store if there else create_store
-        store, _ = make(target, encoder, collection=target_collection)
+        marked = replace(Manifest.of(encoder), source_id=str(found.id), source_name=collection)
+        if Store.has_collection(target, target_collection):
+            store, _ = open_store(target, encoder, collection=target_collection)
+        else:
+            store = Store.create(target, marked, collection=target_collection)
         with store, store.writer():
+            _find_kept(found, store, report)
+            _check_source(store, marked, report)
             _copy(found, store, report, progress=progress)
     return report
 
@@ -253,6 +262,41 @@ def _check_manifest(found: chromadb.Collection, where: str) -> None:
     )
 
 
+def _find_kept(found: chromadb.Collection, store: Store, report: MigrationReport) -> None:
+    """Count the rows of the target that the collection lacks."""
+    for ids in store.id_pages():
+        known = set(found.get(ids=ids, include=[])["ids"])
+        kept = [id_ for id_ in ids if id_ not in known]
+        report.kept += len(kept)
+        report.first_kept += kept[: _NAMED - len(report.first_kept)]
+
+
+def _check_source(store: Store, marked: Manifest, report: MigrationReport) -> None:
+    """Refuse a target that another collection was moved to, and mark one that has no mark.
+
+    Ids of two collections are often the same (0, 1, 2 ...), and one's rows would replace the
+    other's. Stores that were migrated before there were marks are known by their ids.
+    """
+    there = store.manifest
+    where = f"the collection {store.name!r} in {store.location}"
+    remedy = "name another target folder or collection"
+    if there.source_id and there.source_id != marked.source_id:
+        raise StoreError(
+            f"{where} holds what was moved from another collection, {there.source_name!r} (id "
+            f"{there.source_id}), not from {marked.source_name!r} (id {marked.source_id}), and "
+            f"rows with the same ids would replace each other; {remedy}"
+        )
+    if not there.source_id:
+        if report.kept:
+            raise StoreError(
+                f"{where} does not say which collection was moved to it, and {report.kept} of its "
+                f"rows are not in {marked.source_name!r}, such as {report.first_kept[0]!r}; "
+                f"{remedy}"
+            )
+        ours = replace(there, source_id=marked.source_id, source_name=marked.source_name)
+        store.replace_manifest(ours)
+
+
 def _check_model(
     found: chromadb.Collection, encoder: DescriptionEncoder, where: str
 ) -> tuple[int, float]:
@@ -284,7 +328,7 @@ def _check_model(
         similarities[doubtful] = _similarities(texts, stored[doubtful], encoder) / lengths[doubtful]
     wrong = np.flatnonzero(~(similarities >= SAME))
     if len(wrong):
-        raise StoreError(_not_the_model(rows, similarities, wrong, where))
+        raise StoreError(_not_the_model(rows, similarities, wrong, found.count(), where))
     return len(rows), float(similarities.min())
 
 
@@ -299,19 +343,24 @@ def _not_the_model(
     rows: Sequence[_Row],
     similarities: NDArray[np.float32],
     wrong: NDArray[np.intp],
+    total: int,
     where: str,
 ) -> str:
     worst = wrong[np.argmin(np.nan_to_num(similarities[wrong], nan=-1.0))]
-    few = 2 * len(wrong) < len(rows)
-    remedy = (
-        f"mend or delete these rows: {', '.join(repr(rows[i].id) for i in wrong[:5])}"
-        if few
-        else "fill a new store from its documents with `descsim index`"
-    )
+    anew = "fill a new store from its documents with `descsim index`"
+    if 2 * len(wrong) >= len(rows):
+        verdict = f"so another model filled the collection; {anew}"
+    elif len(wrong) > _SINGLE:
+        verdict = f"so another model filled it in part; {anew}"
+    else:
+        named = ", ".join(repr(rows[i].id) for i in wrong)
+        more = " and look for more among the rows not checked" if total > len(rows) else ""
+        verdict = f"mend or delete these rows: {named}{more}"
+    differ = f"{len(wrong)} {'differs' if len(wrong) == 1 else 'differ'}"
     return (
-        f"{where} does not hold what all-MiniLM-L6-v2 makes of its documents: row "
-        f"{rows[worst].id!r} has cosine {similarities[worst]:.3f} with it, need {SAME} "
-        f"({len(wrong)} of {len(rows)} rows that were checked differ); {remedy}"
+        f"{where} does not hold what all-MiniLM-L6-v2 makes of its documents: in a sample of "
+        f"{len(rows)} of its {total} rows, {differ}, row {rows[worst].id!r} most, which has cosine "
+        f"{similarities[worst]:.3f} with its document, need {SAME}; {verdict}"
     )
 
 
@@ -382,8 +431,8 @@ def _copy(
     weight = read_map(find_map(PRESETS[TWO_MAPS].sentence_map or ""))
     for rows in _pages(found, "moving", progress=progress):
         report.rows += len(rows)
-        there = {record.id: record.text for record in store.get([row.id for row in rows])}
-        lacking = [row for row in rows if there.get(row.id) != row.text or not has_text(row.text)]
+        there = {record.id: record for record in store.get([row.id for row in rows])}
+        lacking = [row for row in rows if not _is_same(row, there.get(row.id))]
         report.already_there += len(rows) - len(lacking)
         fit = [row for row in lacking if _fits(row, report)]
         if not fit:
@@ -393,6 +442,19 @@ def _copy(
             apply_map(torch.from_numpy(np.stack([row.vector for row in fit])), weight).numpy(),
         )
         report.written += len(fit)
+        report.replaced += sum(row.id in there for row in fit)
+
+
+def _is_same(row: _Row, stored: Record | None) -> bool:
+    """Whether a row stands in the target as it is."""
+    if stored is None or stored.text != row.text:
+        return False
+    # As JSON, since 1, 1.0 and True are equal in Python.
+    ours, theirs = (
+        json.dumps(encode_metadata(metadata), sort_keys=True)
+        for metadata in (stored.metadata, decode_metadata(row.metadata))
+    )
+    return ours == theirs
 
 
 def _fits(row: _Row, report: MigrationReport) -> bool:

@@ -8,7 +8,7 @@ import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import Any, Literal, TypeVar, cast
 from urllib.parse import urlsplit
 
 import chromadb
@@ -18,6 +18,7 @@ from chromadb.api.collection_configuration import (
     CreateCollectionConfiguration,
     CreateHNSWConfiguration,
 )
+from chromadb.api.shared_system_client import SharedSystemClient
 from chromadb.config import Settings
 from chromadb.errors import ChromaError, NotFoundError
 from filelock import FileLock, Timeout
@@ -59,9 +60,7 @@ class Store:
         self.manifest = Manifest.from_metadata(self._collection.metadata, location)
         check_space(self._collection.configuration_json, location, self.manifest.space)
         self._seen = self._stamp()
-        # Not one lock a thread: a fill reads in one thread and writes in another.
-        lock = None if _is_url(location) else Path(location) / _LOCK
-        self._lock = FileLock(lock, thread_local=False) if lock else None
+        self._lock = _lock_of(location)
         self._turn = threading.RLock()
 
     @classmethod
@@ -76,12 +75,14 @@ class Store:
             collection: Name of the Chroma collection.
 
         Raises:
-            StoreError: The collection exists, or the place cannot be written or reached.
+            StoreError: The collection exists, another process is writing to the folder, or the
+                place cannot be written or reached.
         """
         location = str(location)
         if not _is_url(location):
             _make_folder(Path(location))
-        with chroma_errors(location):
+        # Two that make one database at the same time break each other's.
+        with _held(_lock_of(location), location), chroma_errors(location):
             client = connect(location)
             if collection in {c.name for c in client.list_collections()}:
                 client.close()
@@ -163,6 +164,15 @@ class Store:
                 "open it with that encoder, or fill a new store"
             )
 
+    def replace_manifest(self, manifest: Manifest) -> None:
+        """Write another manifest; whatever else the collection's metadata hold stays."""
+        with self.writer(), chroma_errors(self.location):
+            write_manifest(self._collection, manifest)
+            self._collection = self._open_client().get_collection(
+                self.name, embedding_function=None
+            )
+            self.manifest = manifest
+
     @property
     def max_batch_size(self) -> int:
         """Most rows that one call of the client may write."""
@@ -178,24 +188,13 @@ class Store:
             StoreError: Another process holds it.
         """
         self._open_client()
-        if self._lock is None:
-            yield
-            return
-        try:
-            self._lock.acquire(timeout=0)
-        except Timeout as error:
-            raise StoreError(
-                f"another process is writing to {self.location}; wait until it has finished"
-            ) from error
-        except OSError as error:
-            raise StoreError(f"cannot write to {self.location}: {error.strerror}") from error
-        try:
-            if self._lock.lock_counter == 1:
-                self._refresh()
-            yield
-        finally:
-            self._seen = self._stamp()
-            self._lock.release()
+        with _held(self._lock, self.location):
+            try:
+                if self._lock is not None and self._lock.lock_counter == 1:
+                    self._refresh()
+                yield
+            finally:
+                self._seen = self._stamp()
 
     def count(self) -> int:
         """Return the number of sentences."""
@@ -221,6 +220,8 @@ class Store:
     def vectors(self, ids: Sequence[str]) -> NDArray[np.float32]:
         """Return the vectors of stored sentences, (n, dim) in the order asked for.
 
+        They are scaled to length 1, as an adopted collection's need not be; vectors of zeros stay.
+
         Raises:
             StoreError: An id is not stored.
         """
@@ -235,7 +236,7 @@ class Store:
             if id_ not in found:
                 raise StoreError(f"{self.location} holds no sentence with the id {id_!r}")
             vectors[number] = found[id_]
-        return vectors
+        return _of_length_1(vectors)
 
     def upsert(self, records: Sequence[Record], vectors: NDArray[np.float32]) -> None:
         """Write records, replacing those of the same id whole.
@@ -354,7 +355,7 @@ class Store:
         best: list[tuple[float, str]] = []
         with self._reading():
             for ids, vectors in self.vector_pages(where):
-                scores = _of_length_1(vectors) @ vector
+                scores = vectors @ vector
                 keep = np.argsort(-scores, kind="stable")[:k]
                 # A page's last kept score may be tied; take every id that shares it.
                 floor = scores[keep[-1]]
@@ -365,7 +366,21 @@ class Store:
     def vector_pages(
         self, where: Where | None = None
     ) -> Iterator[tuple[list[str], NDArray[np.float32]]]:
-        """Yield ids and their vectors, (n, dim) float32, page by page."""
+        """Yield ids and their vectors, (n, dim) float32, page by page.
+
+        They are scaled to length 1, as an adopted collection's need not be; vectors of zeros stay.
+        """
+        for rows in self._row_pages(where, ["embeddings"]):
+            yield rows["ids"], _of_length_1(np.asarray(rows["embeddings"], dtype=np.float32))
+
+    def id_pages(self) -> Iterator[list[str]]:
+        """Yield the ids of all rows, page by page."""
+        for rows in self._row_pages(None, []):
+            yield rows["ids"]
+
+    def _row_pages(
+        self, where: Where | None, include: list[Literal["embeddings"]]
+    ) -> Iterator[chromadb.GetResult]:
         collection = self._fresh()
         offset = 0
         while True:
@@ -373,11 +388,11 @@ class Store:
                 where=dict(where) if where else None,
                 limit=_PAGE,
                 offset=offset,
-                include=["embeddings"],
+                include=include,  # type: ignore[arg-type]
             )
             if not rows["ids"]:
                 return
-            yield rows["ids"], np.asarray(rows["embeddings"], dtype=np.float32)
+            yield rows
             offset += len(rows["ids"])
 
     def _replacing(self, ids: list[str], rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -446,15 +461,63 @@ def _is_url(location: str) -> bool:
 
 def connect(location: str) -> Client:
     """Return a Chroma client on a folder or server, with telemetry off."""
-    settings = Settings(anonymized_telemetry=False)
     if not _is_url(location):
         _check_writable(Path(location))
-        return cast("Client", chromadb.PersistentClient(path=location, settings=settings))
+        return _open_folder(location)
+    settings = Settings(anonymized_telemetry=False)
     url = urlsplit(location)
     secure = url.scheme == "https"
     port = url.port or (443 if secure else 80)
     client = chromadb.HttpClient(host=url.hostname or "", port=port, ssl=secure, settings=settings)
     return cast("Client", client)
+
+
+def _open_folder(location: str) -> Client:
+    """Return a client on a folder, and say what it may mean if there is none to be had."""
+    settings = Settings(anonymized_telemetry=False)
+    try:
+        return cast("Client", chromadb.PersistentClient(path=location, settings=settings))
+    except (ChromaError, AttributeError, ValueError) as error:
+        # Chroma keeps what it could not start, and gives it to the next client of this process,
+        # which fails with an AttributeError whatever the cause was [1.5.9].
+        if not SharedSystemClient._identifier_to_refcount.get(location):
+            SharedSystemClient._identifier_to_system.pop(location, None)
+        text = str(error)
+        if isinstance(error, ValueError) and "Could not connect" not in text:
+            raise
+        if isinstance(error, ChromaError) and _remedy_of(text):
+            raise
+        raise StoreError(
+            f"the store in {location} could not be opened: another process is writing to it just "
+            f"now, or its database is damaged ({text}); try again in a moment, and if it stays so, "
+            "see the first error about this folder, bring back a copy of it or fill a new store"
+        ) from error
+
+
+def _lock_of(location: str) -> FileLock | None:
+    """Return the right to write to a folder; a server has none."""
+    # Not one lock a thread: a fill reads in one thread and writes in another.
+    return None if _is_url(location) else FileLock(Path(location) / _LOCK, thread_local=False)
+
+
+@contextmanager
+def _held(lock: FileLock | None, location: str) -> Iterator[None]:
+    """Hold the right to write, without waiting for it."""
+    if lock is None:
+        yield
+        return
+    try:
+        lock.acquire(timeout=0)
+    except Timeout as error:
+        raise StoreError(
+            f"another process is writing to {location}; wait until it has finished"
+        ) from error
+    except OSError as error:
+        raise StoreError(f"cannot write to {location}: {error.strerror}") from error
+    try:
+        yield
+    finally:
+        lock.release()
 
 
 def _make_folder(folder: Path) -> None:
@@ -473,6 +536,17 @@ def _check_writable(folder: Path) -> None:
                 f"cannot write to {path}, which Chroma needs even for reading; mend its "
                 "permissions, copy the store, or serve it with `chroma run`"
             )
+
+
+def write_manifest(collection: chromadb.Collection, manifest: Manifest) -> None:
+    """Add a manifest to a collection's metadata, in place of the one that is there, if any."""
+    # Not by `modify`, which refuses metadata that name the space, even the same one.
+    collection._client._modify(
+        id=collection.id,
+        new_metadata={**(collection.metadata or {}), **manifest.to_metadata()},
+        tenant=collection.tenant,
+        database=collection.database,
+    )
 
 
 def space_of(configuration: Mapping[str, Any]) -> str:
@@ -512,7 +586,7 @@ def missing(client: Client, location: str, collection: str) -> str:
 
 
 def _of_length_1(vectors: NDArray[np.float32]) -> NDArray[np.float32]:
-    """Scale rows to length 1; what we filled has it, an adopted collection need not."""
+    """Scale rows to length 1, but for rows of zeros; what we filled has it already."""
     lengths = np.linalg.norm(vectors, axis=1, keepdims=True)
     if np.allclose(lengths, 1, atol=1e-5):
         return vectors
@@ -525,6 +599,15 @@ def _pages(items: list[_T], size: int) -> Iterator[list[_T]]:
         yield items[start : start + size]
 
 
+def _remedy_of(text: str) -> str | None:
+    """Return what mends a fault of the disk or its permissions, if an error speaks of one."""
+    if "full" in text:
+        return "the disk is full; free some space and run the same command again"
+    if "readonly" in text or "unable to open" in text or "ermission" in text:
+        return "check that the folder may be written"
+    return None
+
+
 @contextmanager
 def chroma_errors(location: str) -> Iterator[None]:
     """Give Chroma's many error types one of ours, with the place in the message."""
@@ -534,14 +617,9 @@ def chroma_errors(location: str) -> Iterator[None]:
         raise
     except ChromaError as error:
         text = str(error)
-        if "full" in text:
-            remedy = "the disk is full; free some space and run the same command again"
-        elif "readonly" in text or "unable to open" in text or "ermission" in text:
-            remedy = "check that the folder may be written"
-        elif "where" in text.lower() or "filter" in text.lower():
-            remedy = "check the filter"
-        else:
-            remedy = "run with --debug for the whole error"
+        filtered = "where" in text.lower() or "filter" in text.lower()
+        general = "check the filter" if filtered else "run with --debug for the whole error"
+        remedy = _remedy_of(text) or general
         raise StoreError(f"{location}: {text} ({remedy})") from error
     except json.JSONDecodeError as error:
         raise StoreError(f"{location} does not answer like a Chroma server") from error

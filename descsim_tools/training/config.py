@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tomllib
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal, TypeAlias
 
 from pydantic import (
     BaseModel,
@@ -21,6 +21,9 @@ from descsim_tools.errors import DescsimError
 
 class ConfigError(DescsimError):
     """A training configuration is missing, or a setting is unknown or not allowed."""
+
+
+_Share: TypeAlias = Annotated[float, Field(ge=0, lt=1)]
 
 
 class _Section(BaseModel):
@@ -94,7 +97,8 @@ class TrainingConfig(_Section):
             AVX512-BF16), else fp32.
         seed: Of all that is drawn.
         average: Trained this many times, with seeds from `seed` on, and the weights averaged.
-        base_share: Of the base's own weights in the result, the rest being the mean of the runs.
+        base_share: Of the base's own weights in the resulting description encoder and in the
+            sentence encoder, the rest being the mean of the runs.
     """
 
     epochs: float = Field(default=2, gt=0)
@@ -110,7 +114,7 @@ class TrainingConfig(_Section):
     precision: Literal["auto", "fp32", "bf16"] = "auto"
     seed: int = 0
     average: int = Field(default=1, ge=1)
-    base_share: float = Field(default=0, ge=0, lt=1)
+    base_share: tuple[_Share, _Share] = (0.0, 0.0)
 
 
 class PairsConfig(_Section):
@@ -190,6 +194,9 @@ class TrainConfig(_Section):
     @model_validator(mode="after")
     def _without_effect(self) -> TrainConfig:
         """Refuse settings that the kind does not read."""
+        share = self.training.base_share
+        if self.model.sides == "shared" and share[0] != share[1]:
+            raise ValueError(f"training.base_share is {list(share)}, need equal ones: one encoder")
         if self.kind != "maps" and "maps" in self.model_fields_set:
             raise ValueError('a table [maps] needs kind = "maps"')
         if self.kind in ("encoder", "maps") and "pairs" in self.model_fields_set:

@@ -237,7 +237,7 @@ def train(config: TrainConfig, folder: str | Path, *, progress: bool = False) ->
     started = time.perf_counter()
     groups = training_groups(config)
     measure = DevMeasure(config)
-    averaged = config.training.average > 1 or config.training.base_share > 0
+    averaged = config.training.average > 1 or any(config.training.base_share)
     run = _train_average if averaged else _train_seed
     model, metrics, epoch = run(config, groups, measure, folder, progress=progress)
     _write(_spec(config.model, config.name), model, folder)
@@ -270,24 +270,24 @@ def _train_average(
     ("model soups", Wortsman et al., ICML 2022); the base's share gives back some of what it knew
     ("robust fine-tuning", Wortsman et al., CVPR 2022).
     """
-    share = config.training.base_share
     count = config.training.average
     models = [build_model(_spec(config.model, config.name))]
     for seed in range(config.training.seed, config.training.seed + count):
         settings = config.training.model_copy(
-            update={"average": 1, "base_share": 0.0, "seed": seed}
+            update={"average": 1, "base_share": (0.0, 0.0), "seed": seed}
         )
         member = folder / f"seed-{seed}"
         train(config.model_copy(update={"training": settings}), member, progress=progress)
         models.append(SentenceTransformer(str(member / "model"), local_files_only=True))
-    weights = [share] + [(1 - share) / count] * count
-    states = [model.state_dict() for model in models]
-    mean = {
-        name: sum(w * state[name].float() for w, state in zip(weights, states, strict=True))
-        if value.is_floating_point()
-        else value
-        for name, value in states[0].items()
-    }
+    base, *tuned = [model.state_dict() for model in models]
+    mean = {}
+    for name, value in base.items():
+        share = config.training.base_share[".sub_modules.document." in name]
+        # As a change of the base, so that what was not trained stays the same to the bit: what
+        # differs is shipped.
+        change = sum(state[name].float() - value.float() for state in tuned) / count
+        mixed = value.float() + (1 - share) * change
+        mean[name] = mixed if value.is_floating_point() else value
     models[-1].load_state_dict(mean)
     loss = make_loss(config.loss.name, config.loss.settings)
     trained = TrainedPair(models[-1], loss, config.training)
