@@ -125,8 +125,10 @@ class DescriptionIndex:
             raise ValueError(f"candidates is {candidates!r}, need a whole number from 1 up")
         # Before the search, so that a wrong name fails at once.
         reranker = self._reranker(rerank) if isinstance(rerank, str) else rerank
-        if reranker is not None:
-            reranker.check_encoder(self.encoder.spec.name)
+        # Anything that has `rerank` will do, so that others' rerankers fit too.
+        check_encoder = getattr(reranker, "check_encoder", None)
+        if check_encoder is not None:
+            check_encoder(self.encoder.spec.name)
         if min_probability is not None:
             _check_probability(min_probability, reranker)
         vector = self.encoder.encode_descriptions([description])[0]
