@@ -293,8 +293,7 @@ class InstanceFinder:
                 self._rerank = _checked(
                     load_reranker(self._rerank, device=self.index.encoder.device)
                 )
-            if self._rerank is not None:
-                self._rerank.check_encoder(self.index.encoder.spec.name)
+            self.index.check_reranker(self._rerank)
             return self._rerank
 
 

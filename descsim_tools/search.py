@@ -125,10 +125,7 @@ class DescriptionIndex:
             raise ValueError(f"candidates is {candidates!r}, need a whole number from 1 up")
         # Before the search, so that a wrong name fails at once.
         reranker = self._reranker(rerank) if isinstance(rerank, str) else rerank
-        # Anything that has `rerank` will do, so that others' rerankers fit too.
-        check_encoder = getattr(reranker, "check_encoder", None)
-        if check_encoder is not None:
-            check_encoder(self.encoder.spec.name)
+        self.check_reranker(reranker)
         if min_probability is not None:
             _check_probability(min_probability, reranker)
         vector = self.encoder.encode_descriptions([description])[0]
@@ -138,6 +135,17 @@ class DescriptionIndex:
         hits = reranker.rerank(description, find(vector, max(k, candidates), where), top_k=k)
         # Where a better score is never less probable, what stays is the head of the list.
         return [hit for hit in hits if (hit.probability or 0.0) >= (min_probability or 0.0)]
+
+    def check_reranker(self, reranker: Reranker | None) -> None:
+        """Make sure that a reranker can take the hits of this store.
+
+        Raises:
+            RerankerError: It was tuned for another encoder's scores.
+        """
+        # Anything that has `rerank` will do, so that others' rerankers fit too.
+        check_encoder = getattr(reranker, "check_encoder", None)
+        if check_encoder is not None:
+            check_encoder(self.encoder.spec.name)
 
     def _reranker(self, name: str) -> Reranker:
         if name not in self._rerankers:

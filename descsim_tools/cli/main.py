@@ -374,8 +374,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         if isinstance(error.__cause__, EOFError):
             click.echo(f"descsim: a file ends too early: {error.__cause__}", err=True)
             return 1
-        goes_on = bool(_GO_ON & set(arguments))
-        more = "; the same command goes on where this one stopped" if goes_on else ""
+        command = next((word for word in arguments if not word.startswith("-")), "")
+        more = "; the same command goes on where this one stopped" if command in _GO_ON else ""
         click.echo(f"interrupted{more}", err=True)
         return 130
     except BrokenPipeError:

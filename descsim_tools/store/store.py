@@ -8,7 +8,7 @@ import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Literal, TypeVar, cast
+from typing import Any, TypeVar, cast
 from urllib.parse import urlsplit
 
 import chromadb
@@ -379,7 +379,7 @@ class Store:
             yield rows["ids"]
 
     def _row_pages(
-        self, where: Where | None, include: list[Literal["embeddings"]]
+        self, where: Where | None, include: chromadb.Include
     ) -> Iterator[chromadb.GetResult]:
         collection = self._fresh()
         offset = 0
@@ -388,7 +388,7 @@ class Store:
                 where=dict(where) if where else None,
                 limit=_PAGE,
                 offset=offset,
-                include=include,  # type: ignore[arg-type]
+                include=include,
             )
             if not rows["ids"]:
                 return
