@@ -35,7 +35,16 @@ class Cluster:
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """Sibling clusters, close in topic and wording."""
+    """Clusters that stay close in topic while no description fits another cluster's sentences.
+
+    Attributes:
+        id: Unique in its file.
+        clusters: Those of generated data are two or more; in a group of one, as made of other
+            forms, there are no hard negatives.
+        shape: How it was made, such as `edited`; free text.
+        domain: What it is about; free text.
+        open: Whether it may be published.
+    """
 
     id: str
     clusters: tuple[Cluster, ...]

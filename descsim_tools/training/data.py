@@ -13,40 +13,14 @@ import json
 import random
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from statistics import mean
 from typing import Any
 
+from descsim_tools.datagen.formats import Cluster, Group
 from descsim_tools.errors import CorpusError
 from descsim_tools.lines import read_json_lines
-
-
-@dataclass(frozen=True, slots=True)
-class Cluster:
-    """Sentences, and descriptions that are true of each of them."""
-
-    sentences: tuple[str, ...]
-    descriptions: tuple[str, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Group:
-    """Clusters that stay close in topic while no description fits another cluster's sentences.
-
-    Attributes:
-        id: Unique in its file.
-        clusters: At least one; in a group of one there are no hard negatives.
-        shape: How it was made, such as `edited`; free text.
-        domain: What it is about; free text.
-        open: Whether it may be published.
-    """
-
-    id: str
-    clusters: tuple[Cluster, ...]
-    shape: str = ""
-    domain: str = ""
-    open: bool = False
 
 
 def read_groups(path: str | Path) -> list[Group]:

@@ -11,6 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from descsim_tools.datagen.formats import Group
 from descsim_tools.encoders.encoder import Side
 from descsim_tools.evaluation.protocol import (
     EncoderScore,
@@ -22,7 +23,7 @@ from descsim_tools.evaluation.protocol import (
 )
 from descsim_tools.lines import read_json_lines
 from descsim_tools.training.config import TrainConfig
-from descsim_tools.training.data import Group, read_groups
+from descsim_tools.training.data import read_groups
 
 _PASS = 256
 _JUDGED_BY = ("precision@5", "precision@10", "group_accuracy")

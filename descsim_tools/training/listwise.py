@@ -10,9 +10,9 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
+from descsim_tools.datagen.formats import Group
 from descsim_tools.evaluation.metrics import Floats
 from descsim_tools.training.config import TrainConfig, TrainingConfig
-from descsim_tools.training.data import Group
 from descsim_tools.training.dev import DevMeasure
 from descsim_tools.training.pairs import PairBatch, draw_pairs, mined_for
 from descsim_tools.training.parallel import Passes

@@ -18,6 +18,7 @@ from rich.console import Console
 from rich.progress import track
 from torch import Tensor, nn
 
+from descsim_tools.datagen.formats import Group
 from descsim_tools.encoders import DescriptionEncoder
 from descsim_tools.encoders.encoder import Side
 from descsim_tools.encoders.maps import apply_map, write_map
@@ -25,7 +26,6 @@ from descsim_tools.encoders.presets import PRESETS, EncoderSpec
 from descsim_tools.errors import require
 from descsim_tools.quiet import quiet_loading
 from descsim_tools.training.config import MapsConfig, ModelConfig, TrainConfig
-from descsim_tools.training.data import Group
 from descsim_tools.training.dev import DevMeasure, score_of
 from descsim_tools.training.losses import EmbeddedBatch, make_loss
 from descsim_tools.training.trainer import (

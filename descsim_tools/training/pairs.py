@@ -12,10 +12,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from descsim_tools.datagen.formats import Group
 from descsim_tools.encoders import DescriptionEncoder
 from descsim_tools.evaluation.protocol import EncodesBoth
 from descsim_tools.training.config import PairsConfig
-from descsim_tools.training.data import Group
 from descsim_tools.training.losses import ScoredPairs
 
 logger = logging.getLogger(__name__)

@@ -29,6 +29,7 @@ from transformers import (
     TrainingArguments,
 )
 
+from descsim_tools.datagen.formats import Group
 from descsim_tools.encoders import PRESETS, EncoderSpec
 from descsim_tools.encoders.delta import write_delta
 from descsim_tools.encoders.encoder import Side, transformer_of
@@ -37,7 +38,7 @@ from descsim_tools.errors import CorpusError, require
 from descsim_tools.evaluation.protocol import EncoderScore
 from descsim_tools.quiet import quiet_loading
 from descsim_tools.training.config import ConfigError, ModelConfig, TrainConfig, TrainingConfig
-from descsim_tools.training.data import Group, read_groups
+from descsim_tools.training.data import read_groups
 from descsim_tools.training.dev import DevMeasure, score_of
 from descsim_tools.training.losses import EmbeddedBatch, make_loss
 from descsim_tools.training.parallel import Passes
