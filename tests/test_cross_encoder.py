@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ from sentence_transformers.sentence_transformer.modules import Transformer
 from descsim_tools import Hit
 from descsim_tools.calibration import Calibration
 from descsim_tools.cli import main
+from descsim_tools.encoders import DescriptionEncoder
 from descsim_tools.errors import RerankerError
 from descsim_tools.rerankers import CombinedReranker, DescriptionCrossEncoder, load_reranker
 from descsim_tools.rerankers.combined import COMBINATION, Combination
@@ -25,7 +27,7 @@ from descsim_tools.training.config import ConfigError, PairsConfig, load_config
 from descsim_tools.training.data import Cluster, Group, read_groups, write_groups
 from descsim_tools.training.kinds import run
 from descsim_tools.training.losses import ListLoss
-from descsim_tools.training.pairs import draw_pairs, mine
+from descsim_tools.training.pairs import Encoded, PairSource, draw_pairs, mine
 from tests.conftest import ROOT
 
 FOLDER = ROOT / "examples/training"
@@ -260,9 +262,26 @@ def test_mining_takes_the_wanted_ranks_of_other_groups():
         Group("b", (Cluster(("2", "40"), ("d39",)),)),
         Group("c", (Cluster(("5", "7", "80"), ("d81",)),)),
     ]
-    found = mine(groups, Points(), (2, 3))
-    assert found == {"d0": ["5", "7"], "d39": ["5", "1"], "d81": ["2", "1"]}
-    assert mine(groups, Points(), (4, 50))["d81"] == ["0"]
+    encoded = Encoded(groups, Points(), twins=False)
+    assert mine(encoded, (2, 3)) == {"d0": ["5", "7"], "d39": ["5", "1"], "d81": ["2", "1"]}
+    assert mine(encoded, (4, 50))["d81"] == ["0"]
+
+
+def test_drawn_pairs_bear_the_encoders_cosines(tiny_folder):
+    settings = PairsConfig(mined_by=str(tiny_folder), mined_ranks=(1, 2))
+    source = PairSource(settings, [TWO, THREE], cosines=True, progress=False)
+    batch = source.draw([(TWO, 5), (THREE, 6)])
+    encoder = DescriptionEncoder.load(str(tiny_folder))
+    descriptions, texts = zip(*batch.pairs, strict=True)
+    expected = np.sum(
+        encoder.encode_descriptions(descriptions) * encoder.encode_sentences(texts), axis=1
+    )
+    assert any(text in description for description, text in batch.pairs for text in "ABD")
+    np.testing.assert_allclose(batch.cosines, expected, atol=1e-5)
+    scored = batch.scored(torch.zeros(len(batch.pairs)))
+    assert scored.cosines.tolist() == pytest.approx(batch.cosines)
+    untaught = PairSource(settings, [TWO, THREE], cosines=False, progress=False)
+    assert untaught.draw([(TWO, 5), (THREE, 6)]) == replace(batch, cosines=None)
 
 
 # --- training ---------------------------------------------------------------------------------
@@ -345,6 +364,25 @@ def test_without_mined_negatives_no_encoder_is_needed(data_folder, tiny_folder, 
     path = config_file(data_folder, tiny_folder, "unmined.toml", "mined = 0")
     path.write_text(path.read_text().replace(f"mined_by = {json.dumps(str(tiny_folder))}", ""))
     assert run(load_config(path), tmp_path).groups == 16
+
+
+def test_an_encoder_teaches(whole_run, data_folder, tiny_folder, tmp_path):
+    """Trained with its cosines, a model's lists are closer to the encoder's than without."""
+    path = config_file(data_folder, tiny_folder, "taught.toml")
+    path.write_text(path.read_text().replace('"list"', '"list"\ndistill = 30.0'))
+    run(load_config(path), tmp_path)
+    groups = read_groups(data_folder / "train.jsonl")
+    settings = PairsConfig(mined_by=str(tiny_folder), mined_ranks=(1, 50))
+    source = PairSource(settings, groups, cosines=True, progress=False)
+    batch = source.draw([(group, i) for i, group in enumerate(groups)])
+
+    def divergence(folder):
+        model = DescriptionCrossEncoder.load(folder, device="cpu")
+        scores = np.concatenate(model.score_many([(d, [s]) for d, s in batch.pairs]))
+        pairs = batch.scored(torch.tensor(scores))
+        return float(ListLoss(distill=1)(pairs) - ListLoss()(pairs))
+
+    assert divergence(tmp_path) < 0.8 * divergence(whole_run[1])
 
 
 def test_another_kinds_loss_is_refused(data_folder, tiny_folder, tmp_path):

@@ -279,7 +279,7 @@ def eval_file(tmp_path, corpus_lines):
     return path
 
 
-def test_eval_prints_a_table_or_json(capsys, eval_file, tiny_folder, tiny):
+def test_eval_prints_a_table_or_json(capsys, eval_file, tiny_folder, tiny, tmp_path):
     code, out, _ = run(capsys, "eval", eval_file, "--encoder", tiny_folder, "--json")
     assert code == 0
     found = json.loads(out)
@@ -290,6 +290,11 @@ def test_eval_prints_a_table_or_json(capsys, eval_file, tiny_folder, tiny):
     assert code == 0
     assert "precision@1" in out
     assert "100.0" in out
+    one = tmp_path / "one.jsonl"
+    one.write_text(eval_file.read_text().splitlines()[0])
+    code, out, _ = run(capsys, "eval", one, "--encoder", tiny_folder)
+    row = next(line for line in out.splitlines() if "precision@1" in line)
+    assert row.split()[1:] == ["100.0", "1"]  # and no standard error
 
 
 def test_eval_reads_groups_and_sts(capsys, sts_folder, tiny_folder, tmp_path):

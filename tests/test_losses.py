@@ -252,6 +252,36 @@ def test_the_list_loss_equals_its_reference(weight):
     assert (scores.grad[~fits & listed] > 0).all()
 
 
+def test_distillation_adds_the_divergence_from_the_encoders_softmax():
+    generator = torch.Generator().manual_seed(1)
+    scores = torch.randn(len(PAIRS), generator=generator).double().requires_grad_()
+    cosines = torch.rand(len(PAIRS), generator=generator).double()
+    rows, columns, fits = (torch.tensor(x) for x in zip(*PAIRS, strict=True))
+    pairs = ScoredPairs(scores, rows, columns, fits, cosines)
+
+    def shares(values):
+        total = sum(map(math.exp, values))
+        return [math.exp(value) / total for value in values]
+
+    rows_apart = []
+    for wanted in (0, 1, 2):
+        pool = [i for i, pair in enumerate(PAIRS) if pair[0] == wanted]
+        known = shares([7 * cosines[i].item() for i in pool])
+        given = shares([scores[i].item() for i in pool])
+        rows_apart.append(sum(p * math.log(p / q) for p, q in zip(known, given, strict=True)))
+    value = ListLoss(distill=3, distill_scale=7)(pairs)
+    expected = ListLoss()(pairs).item() + 3 * sum(rows_apart) / 3
+    assert value.item() == pytest.approx(expected, abs=1e-5)
+    value.backward()
+    assert torch.isfinite(scores.grad).all()
+    alike = replace(pairs, cosines=scores.detach() / 7)
+    assert ListLoss(distill=3, distill_scale=7)(alike).item() == pytest.approx(
+        ListLoss()(alike).item(), abs=1e-6
+    )
+    with pytest.raises(ValueError, match="distill needs the cosines"):
+        ListLoss(distill=1)(replace(pairs, cosines=None))
+
+
 def test_a_batch_without_anything_that_fits_is_no_error():
     scores = torch.zeros(2, requires_grad=True)
     numbers = torch.tensor([0, 0])
@@ -262,11 +292,20 @@ def test_a_batch_without_anything_that_fits_is_no_error():
 
 def test_each_kind_has_its_losses():
     loss = make_loss("list", {"pair_weight": 2}, LIST_LOSSES)
-    assert loss.get_config_dict() == {"pair_weight": 2, "both_ways": True}
+    assert loss.get_config_dict() == {
+        "pair_weight": 2,
+        "both_ways": True,
+        "distill": 0,
+        "distill_scale": 20,
+    }
     with pytest.raises(ValueError, match="no loss 'group' for this kind; there are: list"):
         make_loss("group", {}, LIST_LOSSES)
     with pytest.raises(ValueError, match="pair_weight is -1"):
         make_loss("list", {"pair_weight": -1}, LIST_LOSSES)
+    with pytest.raises(ValueError, match="distill is -1"):
+        make_loss("list", {"distill": -1}, LIST_LOSSES)
+    with pytest.raises(ValueError, match="distill_scale is 0"):
+        make_loss("list", {"distill_scale": 0}, LIST_LOSSES)
 
 
 @pytest.mark.parametrize("name", LOSSES)

@@ -134,11 +134,12 @@ def _show(title: str, result: Mapping[str, float]) -> None:
     for name, value in list(result.items())[1:]:
         if name.endswith(("_error", "_queries")):
             continue
-        error = result.get(f"{name}_error")
+        error, queries = result.get(f"{name}_error"), result.get(f"{name}_queries", count)
         table.add_row(
             name,
             f"{100 * value:.1f}",
-            "" if error is None else f"{100 * error:.1f}",
-            f"{result.get(f'{name}_queries', count):,.0f}",
+            # One query says nothing about how much queries differ.
+            "" if error is None or queries < 2 else f"{100 * error:.1f}",
+            f"{queries:,.0f}",
         )
     Console().print(table)

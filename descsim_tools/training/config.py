@@ -125,7 +125,7 @@ class PairsConfig(_Section):
             drawn description of the group is paired with all of them.
         twins: Other descriptions of the same cluster, paired as sentences that do not fit.
         mined: Sentences of other groups that `mined_by` ranks high for a description.
-        mined_by: Preset or folder of an encoder.
+        mined_by: Preset or folder of an encoder; a loss with `distill` learns from its cosines.
         mined_ranks: First and last rank to draw them from. The very first are left out, since a
             sentence of another group may fit by chance.
         prompt: Of a causal language model, a name or template of `descsim rerank prompts`.

@@ -14,7 +14,7 @@ from descsim_tools.datagen.formats import Group
 from descsim_tools.evaluation.metrics import Floats
 from descsim_tools.training.config import TrainConfig, TrainingConfig
 from descsim_tools.training.dev import DevMeasure
-from descsim_tools.training.pairs import PairBatch, draw_pairs, mined_for
+from descsim_tools.training.pairs import PairBatch, PairSource
 from descsim_tools.training.parallel import Passes
 from descsim_tools.training.trainer import GroupDataset, back_from, fit, passes_of, precise
 
@@ -69,14 +69,15 @@ def fit_on_lists(
     """Train on the lists that are drawn from groups, as `fit` does; returns the same.
 
     Raises:
-        EncoderError: The encoder that mines negatives cannot be loaded.
+        EncoderError: The encoder that mines and teaches cannot be loaded.
     """
     measure = DevMeasure(config)
-    mined = mined_for(config.pairs, groups, progress=progress)
+    taught = getattr(trained.loss, "distill", 0) > 0
+    source = PairSource(config.pairs, groups, cosines=taught, progress=progress)
     return fit(
         trained,
         GroupDataset(groups, config.training),
-        lambda drawn: {"batch": draw_pairs(drawn, config.pairs, mined)},
+        lambda drawn: {"batch": source.draw(drawn)},
         (lambda: measure(trained.score)) if measure.files else None,
         config,
         folder,

@@ -296,12 +296,14 @@ class ScoredPairs:
         columns: (p,) int, the number of each pair's sentence in the batch; -1 for a sentence that
             was taken as a negative of one description only.
         fits: (p,) bool: the description is true of the sentence.
+        cosines: (p,) float, an encoder's scores of the pairs; only for losses that ask for them.
     """
 
     scores: Tensor
     rows: Tensor
     columns: Tensor
     fits: Tensor
+    cosines: Tensor | None = None
 
 
 class ListLoss(nn.Module):
@@ -314,21 +316,40 @@ class ListLoss(nn.Module):
     Column of a sentence: the same over the descriptions that it was paired with. The loss is the
     mean of the rows (ListNet's top-one loss, Cao et al., ICML 2007, with equal shares for what
     fits) plus the mean of the columns, plus `pair_weight` times the binary cross-entropy, in which
-    fitting and other pairs weigh the same in all. The last term makes scores of different
-    descriptions comparable. Lower is better.
+    fitting and other pairs weigh the same in all. That term makes scores of different descriptions
+    comparable. Lower is better.
+
+    With `distill`, what an encoder knows is learned too: that many times the mean over the rows of
+    the divergence from the encoder's own softmax (after Hinton et al., 2015),
+
+        KL( softmax(distill_scale * cosines) || softmax(z) )
+
+    With labels alone a small cross-encoder stays at chance within a group for hundreds of steps,
+    and ranks long lists worse than the encoder that it started from.
 
     Args:
-        pair_weight: 0 leaves the last term out.
+        pair_weight: 0 leaves the binary cross-entropy out.
         both_ways: Whether columns count. They should not where a score depends on the description
             alone too, as a log-probability does on its length.
     """
 
-    def __init__(self, pair_weight: float = 0.5, both_ways: bool = True) -> None:
+    def __init__(
+        self,
+        pair_weight: float = 0.5,
+        both_ways: bool = True,
+        distill: float = 0.0,
+        distill_scale: float = 20.0,
+    ) -> None:
         super().__init__()
         self.both_ways = both_ways
-        if pair_weight < 0:
-            raise ValueError(f"pair_weight is {pair_weight}, need 0 or more")
+        for name, value in {"pair_weight": pair_weight, "distill": distill}.items():
+            if value < 0:
+                raise ValueError(f"{name} is {value}, need 0 or more")
+        if distill_scale <= 0:
+            raise ValueError(f"distill_scale is {distill_scale}, need more than 0")
         self.pair_weight = pair_weight
+        self.distill = distill
+        self.distill_scale = distill_scale
 
     def forward(self, pairs: ScoredPairs) -> Tensor:
         """Return the loss, a scalar."""
@@ -341,13 +362,24 @@ class ListLoss(nn.Module):
             )
             halves = [each[pairs.fits], each[~pairs.fits]]
             loss = loss + self.pair_weight * sum(half.mean() for half in halves if len(half))
+        if self.distill:
+            loss = loss + self.distill * self._divergence(pairs)
         return loss
+
+    def _divergence(self, pairs: ScoredPairs) -> Tensor:
+        if pairs.cosines is None:
+            raise ValueError("distill needs the cosines of an encoder, and the pairs have none")
+        members = _members(pairs.rows)
+        known = _masked(self.distill_scale * pairs.cosines.expand(len(members), -1), members)
+        scores = _masked(pairs.scores.expand(len(members), -1), members)
+        each = nn.functional.kl_div(
+            scores.log_softmax(dim=1), known.log_softmax(dim=1), reduction="none", log_target=True
+        )
+        return each.masked_fill(~members, 0).sum(dim=1).mean()
 
     @staticmethod
     def _lists(pairs: ScoredPairs, lists: Tensor) -> Tensor:
-        members = (
-            torch.arange(int(lists.max()) + 1, device=lists.device)[:, None] == lists
-        )  # (l, p)
+        members = _members(lists)
         fits = members & pairs.fits
         kept = fits.any(dim=1)
         if not kept.any():
@@ -357,7 +389,17 @@ class ListLoss(nn.Module):
 
     def get_config_dict(self) -> dict[str, Any]:
         """Return the settings."""
-        return {"pair_weight": self.pair_weight, "both_ways": self.both_ways}
+        return {
+            "pair_weight": self.pair_weight,
+            "both_ways": self.both_ways,
+            "distill": self.distill,
+            "distill_scale": self.distill_scale,
+        }
+
+
+def _members(lists: Tensor) -> Tensor:
+    """Return (l, p) bool: whether each pair, by its list's number, is in each list."""
+    return torch.arange(int(lists.max()) + 1, device=lists.device)[:, None] == lists
 
 
 LOSSES: dict[str, type[nn.Module]] = {

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import random
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
@@ -26,6 +26,37 @@ Mined = Mapping[str, Sequence[str]]
 """Sentences of other groups that a description does not fit, by the description."""
 
 
+class Encoded:
+    """The texts of groups as an encoder reads them, to mine from and to learn from.
+
+    Args:
+        groups: Whose descriptions and sentences are encoded.
+        encoder: Ranks by cosine.
+        twins: Whether descriptions are read as sentences too.
+    """
+
+    def __init__(self, groups: Sequence[Group], encoder: EncodesBoth, *, twins: bool) -> None:
+        self.groups = groups
+        descriptions = {d: None for g in groups for c in g.clusters for d in c.descriptions}
+        sentences = {s: None for g in groups for c in g.clusters for s in c.sentences}
+        self.descriptions = {text: i for i, text in enumerate(descriptions)}
+        self.sentences = {text: i for i, text in enumerate(sentences)}
+        self.description_vectors = encoder.encode_descriptions([*descriptions])
+        self.sentence_vectors = encoder.encode_sentences([*sentences])
+        self.twin_vectors = encoder.encode_sentences([*descriptions]) if twins else None
+
+    def cosines(self, pairs: Sequence[tuple[str, str]]) -> list[float]:
+        """Return the encoder's score of each (description, sentence) pair of these groups."""
+        return [
+            float(self.description_vectors[self.descriptions[d]] @ self._read(s)) for d, s in pairs
+        ]
+
+    def _read(self, text: str) -> NDArray[np.float32]:
+        if text in self.sentences or self.twin_vectors is None:
+            return self.sentence_vectors[self.sentences[text]]
+        return self.twin_vectors[self.descriptions[text]]
+
+
 @dataclass(frozen=True, slots=True)
 class PairBatch:
     """The pairs drawn from some groups; see `ScoredPairs`."""
@@ -34,6 +65,7 @@ class PairBatch:
     rows: list[int] = field(default_factory=list)
     columns: list[int] = field(default_factory=list)
     fits: list[bool] = field(default_factory=list)
+    cosines: list[float] | None = None
 
     def add(self, pair: tuple[str, str], row: int, column: int, *, fits: bool) -> None:
         """Append one pair."""
@@ -50,6 +82,7 @@ class PairBatch:
             torch.tensor(self.rows, device=device),
             torch.tensor(self.columns, device=device),
             torch.tensor(self.fits, device=device),
+            None if self.cosines is None else torch.tensor(self.cosines, device=device),
         )
 
 
@@ -86,25 +119,22 @@ def draw_pairs(
     return batch
 
 
-def mine(
-    groups: Sequence[Group], encoder: EncodesBoth, ranks: tuple[int, int]
-) -> dict[str, list[str]]:
+def mine(encoded: Encoded, ranks: tuple[int, int]) -> dict[str, list[str]]:
     """Find sentences of other groups that an encoder takes for instances.
 
     Args:
-        groups: Whose descriptions and sentences are compared.
-        encoder: Ranks by cosine.
+        encoded: What is compared.
         ranks: First and last rank kept, from 1.
 
     Returns:
         For each description its sentences, nearest first. A text that occurs in several groups
         belongs to the last one.
     """
+    groups = encoded.groups
     described = {d: i for i, g in enumerate(groups) for c in g.clusters for d in c.descriptions}
     owners = {s: i for i, g in enumerate(groups) for c in g.clusters for s in c.sentences}
-    descriptions, sentences = list(described), list(owners)
-    queries = encoder.encode_descriptions(descriptions)
-    documents = encoder.encode_sentences(sentences)
+    descriptions, sentences = list(encoded.descriptions), list(encoded.sentences)
+    queries, documents = encoded.description_vectors, encoded.sentence_vectors
     owner = np.array([owners[s] for s in sentences])
     first, last = ranks[0] - 1, min(ranks[1], len(sentences))
     found = {}
@@ -125,17 +155,39 @@ def _sample(drawn: random.Random, texts: Sequence[str], count: int) -> list[str]
     return drawn.sample(texts, min(count, len(texts)))
 
 
-def mined_for(settings: PairsConfig, groups: Sequence[Group], *, progress: bool) -> Mined:
-    """Mine negatives as configured; nothing is loaded if none are wanted.
+class PairSource:
+    """Draws the pairs of a run, with what the encoder named by `mined_by` knows about them.
+
+    Args:
+        settings: How many pairs of which sort.
+        groups: All that is trained on.
+        cosines: Whether the pairs bear that encoder's cosines.
+        progress: Show bars.
 
     Raises:
-        EncoderError: The encoder that mines cannot be loaded.
+        EncoderError: The encoder cannot be loaded. It is not, if nothing is wanted of it.
     """
-    if not settings.mined:
-        return {}
-    logger.info("mining negatives by %s", settings.mined_by)
-    encoder = DescriptionEncoder.load(settings.mined_by)
-    return mine(groups, _Showing(encoder, progress), settings.mined_ranks)
+
+    def __init__(
+        self, settings: PairsConfig, groups: Sequence[Group], *, cosines: bool, progress: bool
+    ) -> None:
+        self.settings = settings
+        self.teacher: Encoded | None = None
+        self.mined: Mined = {}
+        if not (settings.mined or cosines):
+            return
+        logger.info("encoding by %s", settings.mined_by)
+        encoder = _Showing(DescriptionEncoder.load(settings.mined_by), progress)
+        encoded = Encoded(groups, encoder, twins=cosines and settings.twins > 0)
+        if settings.mined:
+            self.mined = mine(encoded, settings.mined_ranks)
+        if cosines:
+            self.teacher = encoded
+
+    def draw(self, groups: Sequence[tuple[Group, int]]) -> PairBatch:
+        """Draw one step's pairs; see `draw_pairs`."""
+        batch = draw_pairs(groups, self.settings, self.mined)
+        return replace(batch, cosines=self.teacher.cosines(batch.pairs)) if self.teacher else batch
 
 
 class _Showing:

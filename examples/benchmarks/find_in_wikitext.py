@@ -27,7 +27,7 @@ from descsim_tools.agents import FinderSettings, InstanceFinder, Row, Statement
 from descsim_tools.agents.estimate import reestimate
 from descsim_tools.evaluation import EvalItem, read_items
 
-CUTS = (0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95)
+CUTS = (0.3, 0.35, 0.4, 0.45, 0.5, 0.6, 0.7, 0.8, 0.9)
 
 
 @dataclass(frozen=True)
