@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
+import shutil
 from collections.abc import AsyncIterator, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,20 +20,26 @@ from descsim_tools.agents.rag import (
     Event,
     Planned,
     RagAnswerer,
+    check_question,
     described,
     fitting,
     in_threads,
     last,
 )
-from descsim_tools.agents.statements import one_line, without_marks
+from descsim_tools.agents.statements import one_line, own_words
 from descsim_tools.errors import DataError, LLMError
+from descsim_tools.llm.structured import well_formed
 from descsim_tools.types import Hit
 
 MEMORY_CHARACTERS = 16_000
 """Most characters of a conversation that a model is shown, about 4,000 tokens."""
 
+TURN_CHARACTERS = MEMORY_CHARACTERS // 2
+"""Most characters of one of its turns."""
+
 _FORMAT = 1
 _FAILED = (Status.NO_ANSWER, Status.OUT_OF_BUDGET)
+_MORE = " ..."
 _GREETING = "Ask me for something that the corpus may hold."
 
 
@@ -43,9 +51,16 @@ class Turn:
     answer: Answer
 
     def shown(self) -> dict[str, Any]:
-        """Return it as the model sees it later."""
-        cited = list(dict.fromkeys(citation.text for citation in self.answer.citations))
-        return {"user": self.said, "assistant": self.answer.text, "cited": cited}
+        """Return it as the model sees it later: of a turn too long, the beginning of each part."""
+        cited = dict.fromkeys(citation.text for citation in self.answer.citations)
+        user, assistant, *sentences = _cut([self.said, self.answer.text, *cited])
+        return {"user": user, "assistant": assistant, "cited": sentences}
+
+    @property
+    def size(self) -> int:
+        """Characters that the model is shown of it."""
+        shown = self.shown()
+        return sum(map(len, [shown["user"], shown["assistant"], *shown["cited"]]))
 
 
 class Chatbot:
@@ -56,7 +71,8 @@ class Chatbot:
     `RagAnswerer` and have its guarantees.
 
     Memory is bounded: the model is shown at most `turns` turns and `MEMORY_CHARACTERS` characters
-    of them, and the oldest are forgotten first; they are not summarised. A turn that got no answer,
+    of them, and the oldest are forgotten first; they are not summarised. Of a turn that alone is
+    over `TURN_CHARACTERS` the model is shown the beginning of each part. A turn that got no answer,
     as the model or the budget failed, is not remembered.
 
     A chatbot holds one conversation: give it one turn at a time.
@@ -110,7 +126,12 @@ class Chatbot:
         return self.answerer.go_on(self.plan(said, turns))
 
     def plan(self, said: str, turns: Sequence[Turn]) -> Planned | Answer:
-        """Ask the model what to do about a turn after others."""
+        """Ask the model what to do about a turn after others.
+
+        Raises:
+            ValueError: The turn is no text.
+        """
+        check_question(said)
         turns = self.remembered(turns)
         begun = Begun(self.answerer.llm.spent)
         asked = Planned(said, (), begun)
@@ -121,7 +142,7 @@ class Chatbot:
             plan = self.answerer.llm.parse(request, prompts.TurnPlan)
         except LLMError as error:
             return self.answerer.planless(said, begun, error)
-        reply = one_line(without_marks(plan.reply))
+        reply = own_words(plan.reply)
         if plan.kind is prompts.TurnKind.TALK:
             return self.answerer.end(asked, Status.TALK, reply or _GREETING)
         question = one_line(plan.question) or said
@@ -139,7 +160,7 @@ class Chatbot:
         kept: list[Turn] = []
         size = 0
         for turn in reversed(usable[-self._most :] if self._most else []):
-            size += len(json.dumps(turn.shown(), ensure_ascii=False))
+            size += turn.size
             if size > MEMORY_CHARACTERS:
                 break
             kept.append(turn)
@@ -150,10 +171,22 @@ class Chatbot:
         self.turns = ()
 
     def save(self, path: str | Path) -> None:
-        """Write what is remembered to a JSON file."""
+        """Write what is remembered to a JSON file, whole or not at all.
+
+        Raises:
+            OSError: It cannot be written.
+        """
         payload = {"format": _FORMAT, "turns": turns_to_list(self.turns)}
         text = json.dumps(payload, ensure_ascii=False, indent=1)
-        Path(path).write_text(text, encoding="utf-8")
+        target = Path(os.path.realpath(path))  # a link stays one
+        unfinished = target.with_name(f".{target.name}.{os.getpid()}.part")
+        try:
+            unfinished.write_text(text, encoding="utf-8")
+            if target.exists():
+                shutil.copymode(target, unfinished)
+            unfinished.replace(target)
+        finally:
+            unfinished.unlink(missing_ok=True)
 
     def load(self, path: str | Path) -> None:
         """Go on with a conversation that was saved.
@@ -185,11 +218,21 @@ def turns_from_list(listed: object) -> list[Turn]:
         DataError: They are none.
     """
     try:
-        return _TURNS.validate_python(listed)
+        return _TURNS.validate_python(well_formed(listed))
+    except TypeError as error:
+        raise DataError(f"this is no conversation: {error}") from error
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False)[0]
         where = ".".join(map(str, first["loc"])) or "the whole"
         raise DataError(f"this is no conversation: {where}: {first['msg']}") from error
+
+
+def _cut(parts: Sequence[str]) -> list[str]:
+    """Cut the longest parts of a turn, so that the whole is not too long."""
+    if sum(map(len, parts)) <= TURN_CHARACTERS:
+        return list(parts)
+    room = TURN_CHARACTERS // len(parts)
+    return [part if len(part) <= room else part[: room - len(_MORE)] + _MORE for part in parts]
 
 
 def cited_in(turns: Sequence[Turn]) -> tuple[Hit, ...]:

@@ -1,6 +1,7 @@
 """How many instances are missed: from samples of what was rejected or never examined.
 
-Rows that are not matched fall into bands: those that the cross-encoder rejected, by probability,
+Rows that are unjudged are left out: nobody says what they are, and the statement lists them. The
+others that are not matched fall into bands: those that the cross-encoder rejected, by probability,
 and those that it never read, by similarity. Of each band the share of instances is estimated, and
 the number is size x share, summed. What is known of a band:
 
@@ -97,7 +98,7 @@ def estimate(
     background: float = 0.0,
     judge: str = "",
 ) -> Missed:
-    """Estimate how many instances the bands hold.
+    """Estimate how many instances the bands hold; unjudged rows are in none of them.
 
     Args:
         bands: What is known of each.

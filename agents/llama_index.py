@@ -68,8 +68,11 @@ class FoundEvent(Event):
 class _Steps(Workflow):
     """What follows from a plan."""
 
-    def __init__(self, answerer: RagAnswerer, **settings: Any) -> None:
-        super().__init__(**settings)
+    def __init__(
+        self, answerer: RagAnswerer, *, timeout: float | None = None, **settings: Any
+    ) -> None:
+        # LlamaIndex's own default is 45 s, which ends a run before the client gives up.
+        super().__init__(timeout=timeout, **settings)
         self._answerer = answerer
 
     @step
@@ -104,7 +107,8 @@ class RagWorkflow(_Steps):
 
     Args:
         answerer: What answers.
-        **settings: Those of a workflow, such as `timeout`.
+        timeout: Seconds for a run; by default only the client's own time-outs hold.
+        **settings: Other settings of a workflow, such as `verbose`.
     """
 
     @step
@@ -122,11 +126,12 @@ class ChatWorkflow(_Steps):
 
     Args:
         bot: What answers.
-        **settings: Those of a workflow, such as `timeout`.
+        timeout: Seconds for a run; by default only the client's own time-outs hold.
+        **settings: Other settings of a workflow, such as `verbose`.
     """
 
-    def __init__(self, bot: Chatbot, **settings: Any) -> None:
-        super().__init__(bot.answerer, **settings)
+    def __init__(self, bot: Chatbot, *, timeout: float | None = None, **settings: Any) -> None:
+        super().__init__(bot.answerer, timeout=timeout, **settings)
         self._bot = bot
 
     @step

@@ -11,7 +11,8 @@ from typing import Any, TypeVar
 
 from descsim_tools.agents import rag_prompts as prompts
 from descsim_tools.agents.answers import Answer, Dropped, Status, Suggestion
-from descsim_tools.agents.statements import composed, faults_of, one_line
+from descsim_tools.agents.citations import visible
+from descsim_tools.agents.statements import composed, faults_of, one_line, own_words
 from descsim_tools.errors import LLMError
 from descsim_tools.integrations.common import CANDIDATES, Reranker, SearchSettings, checked, find
 from descsim_tools.llm import LLM, BudgetError, NoModelError, OutputError, Spent
@@ -30,9 +31,7 @@ _TRIED = 3  # sentences for each description that may be offered
 
 _NOTHING_FOUND = "The corpus was searched, and nothing was found that answers this."
 _NOTHING_FITS = "What was found in the corpus does not answer this."
-_NOTHING_HOLDS = (
-    "Nothing in the corpus was found to answer this: no statement had a right citation."
-)
+_NOT_USABLE = "The model gave no usable answer."
 
 T = TypeVar("T")
 
@@ -90,7 +89,8 @@ class RagAnswerer:
 
     `answer`, `stream`, `aanswer` and `astream` return a status whatever the model does; the budget
     of the client holds. They raise NoModelError if there is no model to ask, and StoreError if the
-    store cannot be read. `plan`, `search` and `write` are their steps.
+    store cannot be read, and ValueError for a question that is no text. `plan`, `search` and
+    `write` are their steps.
     """
 
     def __init__(
@@ -167,7 +167,12 @@ class RagAnswerer:
             yield self.write(found)
 
     def plan(self, question: str) -> Planned | Answer:
-        """Ask the model what to search for."""
+        """Ask the model what to search for.
+
+        Raises:
+            ValueError: The question is no text.
+        """
+        check_question(question)
         begun = Begun(self.llm.spent)
         if not question.strip():
             blank = Planned(question, (), begun)
@@ -178,7 +183,7 @@ class RagAnswerer:
             return self.planless(question, begun, error)
         objection = ""
         if plan.kind is prompts.Kind.BADLY_ASKED:
-            objection = one_line(plan.problem) or "This cannot be answered from sentences."
+            objection = own_words(plan.problem) or "This cannot be answered from sentences."
         return Planned(question, described(plan.descriptions, question), begun, objection)
 
     def search(self, planned: Planned) -> Found | Answer:
@@ -196,17 +201,22 @@ class RagAnswerer:
         """Ask the model for statements, check their citations, and keep what is right."""
         planned = found.planned
         sources = {f"s{number}": hit for number, hit in enumerate(found.hits, start=1)}
+        request = prompts.write_answer(planned.question, sources)
         try:
-            draft = self.llm.parse(prompts.write_answer(planned.question, sources), prompts.Draft)
+            draft = self.llm.parse(request, prompts.Draft)
         except LLMError as error:
-            return self.failed(planned, error, found.hits)
-        if not draft.found or not draft.statements:
+            return self.failed(planned, error, sources=found.hits)
+        if not draft.found:
             return self.end(planned, Status.NOT_IN_CORPUS, _NOTHING_FITS, sources=found.hits)
-        kept, dropped = self._checked(planned.question, sources, draft.statements)
+        kept, dropped, failure = self._checked(planned.question, sources, draft.statements)
+        if failure is not None and not kept:
+            return self.failed(planned, failure, sources=found.hits, dropped=dropped)
         if not kept:
-            return self.end(
-                planned, Status.NOT_IN_CORPUS, _NOTHING_HOLDS, sources=found.hits, dropped=dropped
-            )
+            # What the model says it found may well be there; asked again, it may cite it rightly.
+            self.llm.forget(request, prompts.Draft)
+            wrong = "no statement had a right citation, also when it was asked for again"
+            more: dict[str, Any] = {"sources": found.hits, "dropped": dropped}
+            return self.end(planned, Status.NO_ANSWER, _NOT_USABLE, wrong, **more)
         text, citations = composed(kept, sources)
         return self.end(
             planned,
@@ -224,7 +234,7 @@ class RagAnswerer:
             return Planned(question, described([], question), begun, problem=problem)
         return self.failed(Planned(question, (), begun), error)
 
-    def failed(self, planned: Planned, error: LLMError, sources: tuple[Hit, ...] = ()) -> Answer:
+    def failed(self, planned: Planned, error: LLMError, **more: Any) -> Answer:
         """Return what a failure of the model comes to.
 
         Raises:
@@ -235,8 +245,8 @@ class RagAnswerer:
         if isinstance(error, BudgetError):
             status, text = Status.OUT_OF_BUDGET, "The budget does not allow another request."
         else:
-            status, text = Status.NO_ANSWER, "The model gave no usable answer."
-        return self.end(planned, status, text, sources=sources, problem=str(error))
+            status, text = Status.NO_ANSWER, _NOT_USABLE
+        return self.end(planned, status, text, str(error), **more)
 
     def end(
         self, planned: Planned, status: Status, text: str, problem: str = "", **more: Any
@@ -284,27 +294,52 @@ class RagAnswerer:
 
     def _checked(
         self, question: str, sources: Mapping[str, Hit], statements: Sequence[prompts.Statement]
-    ) -> tuple[list[prompts.Statement], tuple[Dropped, ...]]:
-        """Return the statements with right citations, faulty ones after another try at them."""
+    ) -> tuple[list[prompts.Statement], tuple[Dropped, ...], LLMError | None]:
+        """Return the statements with right citations, faulty ones after another try at them.
+
+        Returns:
+            Those that are right, those that are not, and why there was no other try.
+        """
         tried = dict(enumerate(statements, start=1))
         faults = faults_of(tried, sources)
         if not faults:
-            return list(tried.values()), ()
+            return list(tried.values()), (), None
+        failure: LLMError | None = None
         unmended = ""
+        request = prompts.correct(
+            question, sources, {n: (tried[n], fault) for n, fault in faults.items()}
+        )
         try:
-            request = prompts.correct(
-                question, sources, {n: (tried[n], fault) for n, fault in faults.items()}
-            )
             corrections = self.llm.parse(request, prompts.Corrections).statements
         except NoModelError:
             raise
         except LLMError as error:
+            failure = error
             unmended = f"; it was not asked for again or not mended: {error}"
         else:
             tried |= {c.number: c for c in reversed(corrections) if c.number in faults}
             faults = faults_of(tried, sources)
-        dropped = [Dropped(tried[n].text, fault + unmended) for n, fault in faults.items()]
-        return [tried[n] for n in sorted(tried) if n not in faults], tuple(dropped)
+            if len(faults) == len(tried):
+                self.llm.forget(request, prompts.Corrections)
+        dropped = [Dropped(visible(tried[n].text), f + unmended) for n, f in faults.items()]
+        return [tried[n] for n in sorted(tried) if n not in faults], tuple(dropped), failure
+
+
+def check_question(question: object) -> None:
+    """Check that a question is text that can be sent.
+
+    Raises:
+        ValueError: It is not.
+    """
+    if not isinstance(question, str):
+        raise ValueError(f"the question is {question!r}, need a string")
+    try:
+        question.encode()
+    except UnicodeEncodeError as error:
+        raise ValueError(
+            f"the question is not valid UTF-8 text: {question[error.start : error.end]!a} at "
+            f"character {error.start + 1}; write it in UTF-8"
+        ) from error
 
 
 def suggested(

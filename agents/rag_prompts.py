@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from enum import StrEnum
 from typing import Any
 
-from pydantic import BaseModel
+from pydantic import BaseModel, model_validator
 
 from descsim_tools.agents.citations import visible
 from descsim_tools.agents.foreign import as_data
@@ -71,6 +71,12 @@ class Draft(BaseModel):
 
     found: bool
     statements: list[Statement]
+
+    @model_validator(mode="after")
+    def _says_what_was_found(self) -> Draft:
+        if self.found and not self.statements:
+            raise ValueError("found is true, but there are no statements")
+        return self
 
 
 class Correction(Statement):

@@ -15,7 +15,7 @@ from typing import IO
 
 from descsim_tools.agents.decisions import decision_of, decisions_in, quoted
 from descsim_tools.agents.estimate import UNREAD
-from descsim_tools.agents.statement import Band, Missed, Row, Statement, Status
+from descsim_tools.agents.statement import Band, Row, Statement, Status
 from descsim_tools.errors import DataError
 
 FORMATS = (".html", ".jsonl", ".csv")
@@ -49,11 +49,16 @@ td.number{text-align:right;white-space:nowrap}mark{background:#fff1a8}
 @media(prefers-color-scheme:dark){body{background:#161616;color:#e6e6e6}.small{color:#aaa}
 td,th{border-color:#444}mark{background:#6b5a00;color:#fff}}
 """
-_PAGE = """\
+_PAGE_BEGINS = """\
 <!DOCTYPE html>
 <html lang="en">
 <head>
 <meta charset="utf-8">
+<meta name="generator" content="descsim find">
+"""
+_PAGE = (
+    _PAGE_BEGINS
+    + """\
 <meta name="viewport" content="width=device-width,initial-scale=1">
 <meta http-equiv="Content-Security-Policy" content="default-src 'none'; style-src 'unsafe-inline'">
 <title>{title}</title>
@@ -66,6 +71,9 @@ _PAGE = """\
 </body>
 </html>
 """
+)
+_BEGINS = {".html": _PAGE_BEGINS, ".jsonl": '{"statement": '}
+"""What a report begins with, by its ending; a .csv is known by its columns."""
 
 
 def write_report(statement: Statement, path: str | Path) -> None:
@@ -80,7 +88,8 @@ def write_report(statement: Statement, path: str | Path) -> None:
             first line, then a line a row) or .csv (the rows, with a column `decision` to fill in).
 
     Raises:
-        DataError: The folder is missing, or the file holds decisions that would be lost.
+        DataError: The folder is missing, or the file is there and is no report, or holds decisions
+            that would be lost.
         ValueError: The name has another ending.
         OSError: It cannot be written.
     """
@@ -117,8 +126,8 @@ def check_report(path: Path, decisions: Mapping[str, str]) -> None:
         decisions: Yes or no by id, those that the report will hold.
 
     Raises:
-        DataError: The folder is missing or cannot be written, or the file holds other decisions,
-            which would be lost.
+        DataError: The folder is missing or cannot be written, or the file is there and is no
+            report, or holds other decisions, which would be lost.
         ValueError: The name has an ending that none can be written to.
     """
     check_format(path)
@@ -136,8 +145,12 @@ def check_report(path: Path, decisions: Mapping[str, str]) -> None:
     if path.is_dir() or (path.exists() and not os.access(path, os.W_OK)):
         what = "it is a folder" if path.is_dir() else "it may not be changed"
         raise DataError(f"cannot write {path}: {what}; name another file")
-    if path.suffix != ".html" and path.exists():
+    if not path.exists():
+        return
+    if path.suffix != ".html":
         _check_decisions(path, decisions)
+    if path.suffix in _BEGINS:
+        _check_beginning(path)
 
 
 def _check_decisions(path: Path, decisions: Mapping[str, str]) -> None:
@@ -145,10 +158,7 @@ def _check_decisions(path: Path, decisions: Mapping[str, str]) -> None:
     try:
         held = decisions_in(path)
     except DataError as error:
-        raise DataError(
-            f"{path} is there, and is no report that may be written again ({error}); name another "
-            "file, or remove it"
-        ) from error
+        raise _no_report(path, str(error)) from error
     if path.suffix == ".jsonl":  # which has no column for them
         kept: dict[str, str] = {}
         remedy = "name another file, as a .jsonl report holds none"
@@ -161,6 +171,25 @@ def _check_decisions(path: Path, decisions: Mapping[str, str]) -> None:
             f"{path} holds {len(lost)} decisions that the report would wipe out, such as that of "
             f"{lost[0]!r}; {remedy}"
         )
+
+
+def _check_beginning(path: Path) -> None:
+    """Refuse to wipe out what is no report; an empty file holds nothing that could be lost."""
+    begins = _BEGINS[path.suffix]
+    try:
+        with path.open(encoding="utf-8", errors="replace") as file:
+            there = file.read(len(begins))
+    except OSError as error:
+        raise _no_report(path, str(error)) from error
+    if there and there != begins:
+        raise _no_report(path, "it does not begin as one")
+
+
+def _no_report(path: Path, why: str) -> DataError:
+    return DataError(
+        f"{path} is there, and is no report that may be written again ({why}); name another file, "
+        "or remove it"
+    )
 
 
 def check_format(path: Path) -> None:
@@ -184,7 +213,7 @@ def to_html(statement: Statement) -> str:
     """Return a page with the statement, the reasons and the sources; nothing in it is fetched."""
     title = _escape(f"Instances of: {statement.query}")
     parts = ["<ul>", *(f"<li>{_escape(line)}</li>" for line in statement.lines()), "</ul>"]
-    parts += [_plan(statement), _missed(statement.missed)]
+    parts += [_plan(statement), _missed(statement)]
     for status, name in (
         (Status.MATCHED, "Instances"),
         (Status.UNJUDGED, "Unjudged, which is not no"),
@@ -217,7 +246,8 @@ def _plan(statement: Statement) -> str:
     return "\n".join(parts)
 
 
-def _missed(missed: Missed | None) -> str:
+def _missed(statement: Statement) -> str:
+    missed = statement.missed
     if missed is None:
         return ""
     rows = "".join(
@@ -232,7 +262,7 @@ def _missed(missed: Missed | None) -> str:
     return (
         "<h2>What may be missed</h2>\n"
         f"<p>About {missed.estimate:.1f} instances; {missed.confidence:.0%} interval "
-        f"{missed.low:,} to {missed.high:,}.</p>\n"
+        f"{missed.low:,} to {missed.high:,}{statement.not_counted}.</p>\n"
         f"<table>{head}{rows}</table>\n<p class=small>{_escape(missed.method)}</p>"
     )
 

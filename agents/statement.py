@@ -159,7 +159,7 @@ class Band:
 
 @dataclass(frozen=True, slots=True)
 class Missed:
-    """How many instances are estimated to be missed.
+    """How many instances are estimated to be missed, not counting what is unjudged.
 
     Attributes:
         estimate: Their number, as expected.
@@ -242,7 +242,8 @@ class Statement:
         plan: The descriptions that were searched for.
         stored: Sentences in the store that the filter lets through; None if not counted.
         rows: Every examined row: matched, then unjudged, then rejected, the most probable first.
-        missed: Estimate of the instances that are not among the matched; None if not estimated.
+        missed: Estimate of the instances that are neither among the matched nor among the unjudged;
+            None if not estimated.
         rounds: What each round gave.
         cost: Of this search.
         ended_by: Why it ended.
@@ -262,7 +263,7 @@ class Statement:
     ended_by: EndedBy
     stopped: str = ""
     judges: tuple[str, ...] = ()
-    accept: float = 0.5
+    accept: float = 0.45
     where: Mapping[str, Any] | None = None
     counts: Mapping[str, int] = field(init=False)
 
@@ -305,6 +306,11 @@ class Statement:
         """Number of decided rows by who decided."""
         deciders = (row.verdict.decided_by for row in self.rows)
         return dict(Counter(str(decider) for decider in deciders if decider).most_common())
+
+    @property
+    def not_counted(self) -> str:
+        """What the estimate leaves out, as the end of a sentence; empty if nothing."""
+        return f", not counting the {self.unjudged:,} unjudged" if self.unjudged else ""
 
     def to_dict(self, *, rows: bool = True) -> dict[str, Any]:
         """Return as JSON has it, with or without the rows."""
@@ -361,6 +367,7 @@ class Statement:
         return (
             f"instances missed: about {self.missed.estimate:.1f} "
             f"({self.missed.confidence:.0%} interval {self.missed.low:,} to {self.missed.high:,})"
+            f"{self.not_counted}"
         )
 
 

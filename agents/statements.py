@@ -6,13 +6,22 @@ import re
 from collections.abc import Mapping, Sequence
 
 from descsim_tools.agents.answers import Citation
-from descsim_tools.agents.citations import find_quote, is_too_short
+from descsim_tools.agents.citations import find_quote, is_too_short, visible
 from descsim_tools.agents.rag_prompts import Statement
 from descsim_tools.types import Hit
 
-# What looks like a citation, in the words of a model: [1], [s2, s3], (s1), 【1†source】
+# What looks like a citation, in the words of a model: [1], [s2, s3], [1-3], [^1], [Source 3],
+# (s1), 【1†source】. Glued to a word, as in a[0], it is none, unless the script has no spaces.
+_NUMBER = r"(?:(?:sources?|[s#^])[\s.:]*)?\d{1,3}"
+_BETWEEN = r"[\s,;:.&~\-\u2010-\u2015\u2212\u3001\uff0c-\uff0e\uff1a\uff1b\uff5e]"
+_NUMBERS = rf"{_BETWEEN}*{_NUMBER}(?:{_BETWEEN}+{_NUMBER})*{_BETWEEN}*"
+_CLOSED = r"[\]\uff3d\u3011\u3015\u3017\u27e7\u2773]"
+_UNGLUED = r"(?:(?<![\w\])])|(?<=[\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af]))"
 _MARKS = re.compile(
-    r"\s*(\[\s*s?\d{1,3}(\s*[,;]\s*s?\d{1,3})*\s*\]|\(\s*s\d+(\s*[,;]\s*s\d+)*\s*\)|【[^】]*】)",
+    rf" ?(?:{_UNGLUED}(?: ?\[{_NUMBERS}{_CLOSED})+"
+    rf"|[\uff3b\u3010\u3014\u3016\u27e6\u2772]{_NUMBERS}{_CLOSED}"
+    r"|\u3010[^\u3010\u3011]{0,60}\u2020[^\u3010\u3011]{0,60}\u3011"
+    r"|\(\s*s\d+(?:\s*[,;]\s*s\d+)*\s*\))",
     re.IGNORECASE,
 )
 
@@ -25,7 +34,7 @@ def faults_of(statements: Mapping[int, Statement], sources: Mapping[str, Hit]) -
 
 def fault_of(statement: Statement, sources: Mapping[str, Hit]) -> str | None:
     """Return what is wrong with a statement, or None if each of its citations is right."""
-    if not one_line(without_marks(statement.text)):
+    if not own_words(statement.text):
         return "the statement has no text"
     if not statement.quotes:
         return "the statement cites no source"
@@ -56,13 +65,16 @@ def composed(
             words = hit.text[slice(*span)]
             new = Citation(len(cited) + 1, hit.id, hit.text, words, span, hit.metadata, hit.score)
             marks[f"[{cited.setdefault((hit.id, span), new).number}]"] = None
-        parts.append(f"{one_line(without_marks(statement.text))} {''.join(marks)}")
+        parts.append(f"{own_words(statement.text)} {''.join(marks)}")
     return " ".join(parts), tuple(cited.values())
 
 
-def without_marks(text: str) -> str:
-    """Return a model's words without what looks like a citation; only ours are checked."""
-    return _MARKS.sub("", text)
+def own_words(text: str) -> str:
+    """Return what a model says, on one line, without citations, as only ours are checked.
+
+    Characters that nobody sees go first: they could hide a mark from us and not from the reader.
+    """
+    return one_line(_MARKS.sub("", one_line(visible(text))))
 
 
 def one_line(text: str) -> str:

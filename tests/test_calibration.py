@@ -13,6 +13,7 @@ from descsim_tools.evaluation.calibrate import (
     scores_of,
     tune_weight,
 )
+from descsim_tools.evaluation.metrics import ndcg_at, precision_at
 from descsim_tools.evaluation.protocol import EvalItem
 from descsim_tools.training.data import Cluster, Group
 
@@ -89,6 +90,13 @@ def test_the_weight_that_ranks_best():
         lists, [np.array([3.0, 0, 0]), np.array([0, 3.0, 0])], [-c for c in cosines]
     )
     assert (alone >= 0, gain) == (True, 1)
+    # Where the cosine says nothing: first of two lists wrong, its instance second.
+    wrong = [np.array([0.0, 3, 0]), np.array([0, 3.0, 0])]
+    _, gain = tune_weight(lists, wrong, [np.zeros(3)] * 2)
+    ndcg = np.mean([ndcg_at(10, a, j.good) for a, j in zip(wrong, lists, strict=True)])
+    first = np.mean([precision_at(1, a, j.good) for a, j in zip(wrong, lists, strict=True)])
+    assert gain == pytest.approx((ndcg + first) / 2)
+    assert 0 < first < ndcg < 1
 
 
 def test_queries_and_groups_are_judged():

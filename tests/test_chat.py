@@ -4,11 +4,12 @@ import json
 
 import pytest
 
-from descsim_tools.agents.answers import Answer, Status
+from descsim_tools.agents.answers import Answer, Citation, Status
 from descsim_tools.agents.chat import MEMORY_CHARACTERS, Chatbot, Turn
 from descsim_tools.agents.rag import Found, Planned
 from descsim_tools.errors import DataError
 from descsim_tools.llm import Budget
+from descsim_tools.types import Hit
 from tests.answering import DRUNK, answerer, draft, quoting, source_id, statement, turn
 from tests.fake_llm import Reply, by_schema, error
 
@@ -140,14 +141,38 @@ def test_the_oldest_turns_are_forgotten(serve, bar, most):
     assert shown == ["turn 1", "turn 2"][:most]
 
 
-def test_a_long_turn_cannot_fill_the_memory(serve, bar):
+@pytest.mark.parametrize("character", ["x", "<", "\n", "\x01"])
+def test_a_long_turn_is_cut_and_does_not_fill_the_memory(serve, bar, character):
     server = serve(TurnPlan=turn(kind="talk", reply="Yes."))
     bot = Chatbot(answerer(bar, server))
-    bot.ask("short")
-    bot.ask("long " * MEMORY_CHARACTERS)
-    bot.ask("again")
-    assert [t.said for t in bot.turns] == ["again"]
-    assert len(server.seen[2].text) < MEMORY_CHARACTERS
+    long = "long" + character * 2 * MEMORY_CHARACTERS + "."
+    for said in ("short", long, "again", "now"):
+        bot.ask(said)
+    assert [t.said for t in bot.turns] == ["short", long, "again", "now"]
+    shown = server.seen[-1].data["conversation"]
+    assert [t["user"][:5] for t in shown] == ["short", long[:5], "again"]
+    assert shown[1]["user"].endswith(f"{character} ...")
+    assert sum(len(t["user"]) + len(t["assistant"]) for t in shown) < MEMORY_CHARACTERS
+
+
+def test_of_long_turns_the_oldest_are_forgotten(serve, bar):
+    server = serve(TurnPlan=turn(kind="talk", reply="Yes."))
+    bot = Chatbot(answerer(bar, server))
+    said = [f"{n}{'x' * 2 * MEMORY_CHARACTERS}" for n in range(4)]
+    for text in said:
+        bot.ask(text)
+    assert [t.said for t in bot.turns] == said[1:]
+
+
+def test_sentences_that_fill_the_memory_are_cut_and_can_still_be_asked_about(serve, bar):
+    long = Hit("row9", 0.5, 1, "An elk. " * MEMORY_CHARACTERS)
+    cited = Citation(1, long.id, long.text, "An elk.", (0, 7))
+    before = Turn("Who?", Answer(Status.ANSWERED, "Who?", "An elk. [1]", citations=(cited,)))
+    assert sum(map(len, before.shown()["cited"])) < MEMORY_CHARACTERS
+    follow = turn(kind="cited", question="What did the elk eat?")
+    bot = Chatbot(answerer(bar, serve(TurnPlan=follow, Draft=quoting)))
+    bot.turns = (before,)
+    assert bot.ask("What did it eat?").citations[0].text == long.text
 
 
 def test_a_conversation_is_saved_and_gone_on_with(serve, bar, tmp_path):
@@ -163,6 +188,49 @@ def test_a_conversation_is_saved_and_gone_on_with(serve, bar, tmp_path):
     assert other.ask("What did it eat?").citations[0].text == DRUNK[1]
     other.reset()
     assert other.turns == ()
+
+
+def test_halves_of_characters_do_no_harm(serve, bar, tmp_path):
+    half = turn(kind="talk", reply="Hm \ud800.")
+    bot = Chatbot(answerer(bar, serve(TurnPlan=half)))
+    assert bot.ask("hi").text == "Hm \ufffd."
+    bot.save(tmp_path / "chat.json")
+    text = (tmp_path / "chat.json").read_text().replace("hi", "\\udce9")
+    (tmp_path / "chat.json").write_text(text)
+    bot.load(tmp_path / "chat.json")
+    assert bot.turns[0].said == "\ufffd"
+    assert bot.ask("and now?").text == "Hm \ufffd."
+    bot.save(tmp_path / "chat.json")
+
+
+def test_a_conversation_that_cannot_be_written_leaves_the_old_one(serve, bar, tmp_path):
+    bot = Chatbot(answerer(bar, serve(TurnPlan=turn(kind="talk", reply="Yes."))))
+    bot.ask("hi")
+    path = tmp_path / "chat.json"
+    bot.save(path)
+    before = path.read_bytes()
+    bot.turns = (Turn("caf\udce9", bot.turns[0].answer),)
+    with pytest.raises(ValueError, match="surrogates"):
+        bot.save(path)
+    assert path.read_bytes() == before
+    assert list(tmp_path.iterdir()) == [path]
+
+
+@pytest.mark.parametrize("said", ["caf\udce9 drunk?", None])
+def test_what_is_no_text_is_refused_and_the_chat_goes_on(serve, bar, said):
+    bot = Chatbot(answerer(bar, serve(TurnPlan=turn(kind="talk", reply="Yes."))))
+    with pytest.raises(ValueError, match=r"UTF-8|need a string"):
+        bot.ask(said)
+    assert bot.ask("hi").text == "Yes."
+    assert [t.said for t in bot.turns] == ["hi"]
+
+
+def test_a_turn_without_a_right_citation_is_not_remembered(serve, bar):
+    wrong = draft(statement("Cats drink.", ("s1", "cats drink milk")))
+    server = serve(TurnPlan=SEARCH, Draft=wrong, Corrections={"statements": []})
+    bot = Chatbot(answerer(bar, server))
+    assert bot.ask("Which animals get drunk?").status is Status.NO_ANSWER
+    assert bot.turns == ()
 
 
 @pytest.mark.parametrize(
@@ -268,6 +336,19 @@ class TestLlamaIndex:
         assert len(events[1].found.hits) == 4
         answer = await handler
         assert answer.text == "An elk did. [1]"
+
+    async def test_there_is_no_time_out_by_default(self, serve, bar):
+        from workflows.errors import WorkflowTimeoutError
+
+        from descsim_tools.agents.llama_index import ChatWorkflow, RagWorkflow
+
+        slow = Reply('{"kind": "talk", "question": "", "reply": "Yes.", "descriptions": []}')
+        slow.delay = 2
+        ours = answerer(bar, serve(lambda seen, n: slow))
+        workflows = [RagWorkflow(ours), ChatWorkflow(Chatbot(ours))]
+        assert [workflow._timeout for workflow in workflows] == [None, None]
+        with pytest.raises(WorkflowTimeoutError):
+            await ChatWorkflow(Chatbot(ours), timeout=0.5).run(said="hi")
 
     async def test_a_question_without_search_ends_early(self, serve, bar):
         from descsim_tools.agents.llama_index import RagWorkflow

@@ -1,5 +1,6 @@
 """`descsim chat` as a process, over a real store and a scripted server."""
 
+import contextlib
 import io
 import json
 import os
@@ -96,7 +97,7 @@ def test_the_corpus_cannot_steer_the_terminal(store):
         result = run(*store, "--llm", "m", "--base-url", server.url, typed=typed)
     assert result.returncode == 0, result.stderr
     assert all(c.isprintable() or c == "\n" for c in result.stdout)
-    assert "It \\x1b[31msays [red]so[/red]. [1]" in result.stdout
+    assert "It [31msays [red]so[/red]. [1]" in result.stdout
     assert "[bold]look[/bold] \\x1b[31mred" in result.stdout
 
 
@@ -122,6 +123,53 @@ def test_exit_codes_of_once(store, run_here, fault, code, status):
         got, out, err = run_here(*store, *service, "--once", "Which?", "--json")
     assert got == code, err
     assert json.loads(out)["status"] == status
+
+
+def test_the_exit_code_tells_that_the_budget_ended_a_correction(store, run_here):
+    wrong = draft(statement("Cats drink.", ("s1", "cats drink milk")))
+    big = Reply(json.dumps(wrong), usage=(10**30, 10**30))
+    # Two requests fit, and the third one does not.
+    prices = ["--price-in", 0, "--price-out", 1000, "--max-tokens", 100, "--budget", 0.15]
+    with FakeServer(by_schema(TurnPlan=SEARCH, Draft=big)) as server:
+        arguments = ["--llm", "m", "--base-url", server.url, *prices, "--once", "Which?"]
+        code, out, err = run_here(*store, *arguments)
+        assert [seen.body["max_tokens"] for seen in server.seen] == [100, 100]
+    assert code == 3, err
+    assert "The budget does not allow another request." in out
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "ascii"])
+def test_a_line_that_is_no_utf_8_is_refused_and_the_next_one_read(store, encoding):
+    script = by_schema(TurnPlan=turn(kind="talk", reply="Hello!"))
+    with FakeServer(script) as server:
+        result = subprocess.run(
+            command(*store, "--llm", "m", "--base-url", server.url),
+            input=b"caf\xe9 drunk?\nhi\n",
+            capture_output=True,
+            env=environment(PYTHONIOENCODING=encoding),
+        )
+        assert [seen.data["turn"] for seen in server.seen] == ["hi"]
+    assert result.returncode == 0
+    assert b"descsim: the question is not valid UTF-8 text: '\\udce9'" in result.stderr
+    assert b"Hello!" in result.stdout
+
+
+def test_a_question_of_once_that_is_no_utf_8_is_refused(store, run_here):
+    with FakeServer(by_schema()) as server:
+        service = ["--llm", "m", "--base-url", server.url]
+        code, out, err = run_here(*store, *service, "--once", "caf\udce9 drunk?", "--json")
+        assert server.seen == []
+    assert (code, out) == (1, "")
+    assert "the question is not valid UTF-8 text" in err
+
+
+def test_halves_of_characters_can_be_printed(store, run_here):
+    script = by_schema(TurnPlan=turn(kind="talk", reply="Hm \ud800."))
+    with FakeServer(script) as server:
+        service = ["--llm", "m", "--base-url", server.url]
+        code, out, err = run_here(*store, *service, "--once", "hi", "--json")
+    assert code == 0, err
+    assert json.loads(out)["text"] == "Hm \ufffd."
 
 
 @pytest.mark.parametrize("once", [True, False])
@@ -166,6 +214,38 @@ def test_an_interrupt_ends_it(store):
     assert stderr == "interrupted\n"
 
 
+def test_at_a_terminal_an_interrupt_ends_the_answer_first_and_then_the_chat(store):
+    script = by_schema(TurnPlan=[Reply("x", delay=60), turn(kind="talk", reply="Hello!")])
+    ours, theirs = os.openpty()
+    with FakeServer(script) as server:
+        process = subprocess.Popen(
+            command(*store, "--llm", "m", "--base-url", server.url),
+            stdin=theirs,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env=environment(),
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+        )
+        os.write(ours, b"Which?\n")
+        server.wait_for(1, seconds=300)
+        process.send_signal(signal.SIGINT)
+        assert process.stderr.readline().startswith("interrupted; Ctrl-C where a question")
+        os.write(ours, b"hi\n")
+        while "Hello!" not in process.stdout.readline():
+            assert process.poll() is None
+        for _ in range(5):  # the first may still come within the answer
+            process.send_signal(signal.SIGINT)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(timeout=60)
+                break
+        _, stderr = process.communicate(timeout=300)
+    os.close(ours)
+    os.close(theirs)
+    assert process.returncode == 130
+    assert stderr.splitlines()[-1] == "interrupted"
+
+
 @pytest.mark.parametrize(
     ("arguments", "code", "message"),
     [
@@ -178,6 +258,10 @@ def test_an_interrupt_ends_it(store):
         ),
         (["s", "--base-url", "http://127.0.0.1:9/v1"], 2, "no language model is named"),
         (["s", "--json"], 2, "--json needs --once"),
+        (["s", "--once", ""], 2, "the question of --once is blank"),
+        (["s", "--once", " \n"], 2, "the question of --once is blank"),
+        (["s", "--max-tokens", "0"], 2, "--max-tokens"),
+        (["s", "--llm", "m", "--base-url", "ftp://host/v1"], 1, "is no URL of a server"),
         (["s", "--budget", "1"], 2, "--budget needs --price-in and --price-out"),
         (["s", "--price-in", "1"], 2, "need each other"),
         (["no-store", "--llm", "m", "--base-url", "http://127.0.0.1:9/v1"], 1, "there is no store"),

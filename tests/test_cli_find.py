@@ -3,6 +3,7 @@
 import csv
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -15,11 +16,20 @@ from descsim_tools import DescriptionIndex
 from descsim_tools.agents import report
 from descsim_tools.calibration import Calibration
 from descsim_tools.cli import find as command
+from descsim_tools.llm import LLM
 from descsim_tools.rerankers import DescriptionCrossEncoder
 from descsim_tools.rerankers.cross_encoder import CALIBRATION, new_cross_encoder
 from tests.conftest import ROOT
 from tests.fake_llm import FakeServer, Reply
-from tests.finder_world import Model, rows_of, verdict, verdicts
+from tests.finder_world import (
+    FORGERY,
+    Model,
+    finder_of,
+    make_index,
+    rows_of,
+    verdict,
+    verdicts,
+)
 from tests.test_cli import run
 
 CONCEPT = "a scientific discovery made by accident"
@@ -154,7 +164,13 @@ def test_nothing_to_look_for(capsys, tiny_store):
 
 
 @pytest.mark.parametrize(
-    "options", [["--out", "nodir/r.html"], ["--out", "d.csv"], ["--rerank", "log-prob"]]
+    "options",
+    [
+        ["--out", "nodir/r.html"],
+        ["--out", "d.csv"],
+        ["--out", "index.html"],
+        ["--rerank", "log-prob"],
+    ],
 )
 def test_what_cannot_work_is_refused_before_anything_is_loaded(
     options, capsys, tiny_store, tmp_path, monkeypatch
@@ -162,10 +178,42 @@ def test_what_cannot_work_is_refused_before_anything_is_loaded(
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(DescriptionIndex, "open", lambda *_, **__: pytest.fail("it was loaded"))
     (tmp_path / "d.csv").write_text("id,decision\n1,yes\n")
+    (tmp_path / "index.html").write_text("<!DOCTYPE html>")
     code, out, err = run(capsys, "find", tiny_store, CONCEPT, *options)
     assert (code, out) == (1, "")
     assert "unexpected" not in err
     assert (tmp_path / "d.csv").read_text() == "id,decision\n1,yes\n"
+    assert (tmp_path / "index.html").read_text() == "<!DOCTYPE html>"
+
+
+def test_where_nothing_matched_the_nearest_are_shown(capsys, arguments):
+    code, out, _ = run(capsys, *arguments, "--accept", "1")
+    assert code == 0
+    found = re.search(
+        r"^nothing matched; --accept (0\.\d\d) would take what is shown$", out, re.MULTILINE
+    )
+    shown = re.findall(r"^ *\S+ +(0\.\d\d) +cross-encoder +\S", out, re.MULTILINE)
+    assert len(shown) == 3
+    assert shown == sorted(shown, reverse=True)
+    _, out, _ = run(capsys, *arguments, "--accept", found[1], "--json")
+    assert json.loads(out)["matched"] >= 3
+    code, out, _ = run(capsys, *arguments, "--accept", found[1])
+    assert "nothing matched" not in out
+
+
+def test_with_a_model_no_other_accept_is_named(capsys, tmp_path):
+    """It would change nothing: what the model rejected stays so."""
+    texts = [f"{FORGERY} in town {n} p=0.{40 + n}2" for n in range(5)]
+    with make_index(texts, tmp_path / "s") as index, FakeServer(Model()) as server:
+        with LLM("m", base_url=server.url) as llm:
+            statement = finder_of(index, llm=llm).find(FORGERY, decisions={"3": "no"})
+    command._show(statement, None, has_model=True)
+    out = capsys.readouterr().out
+    shown = re.findall(r"^ *(\d) +(0\.\d\d) +model +\S", out, re.MULTILINE)
+    assert shown == [("4", "0.44"), ("2", "0.42"), ("1", "0.41")]  # not what a person rejected
+    assert "--accept" not in out
+    command._show(statement, None, has_model=False)
+    assert "--accept 0.41 would take what is shown" in capsys.readouterr().out
 
 
 def test_decisions_can_be_given_and_written_again(capsys, arguments, tmp_path):

@@ -114,7 +114,7 @@ def test_the_order_of_pages_does_not_matter():
 def test_another_cut_is_estimated_from_the_same_search(tmp_path):
     texts = [f"{FORGERY} in town {n} p=0.{30 + 2 * n}" for n in range(30)]
     with make_index([*texts, *noise(80)], tmp_path / "s") as index:
-        settings = replace(QUICK, depth=40)
+        settings = replace(QUICK, depth=40, accept=0.5)
         statement = finder_of(index, settings=settings).find(FORGERY)
         strict = finder_of(index, settings=replace(settings, accept=0.8)).find(FORGERY)
     same = reestimate(statement, 0.5)

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from descsim_tools.agents import FinderSettings, InstanceFinder
+from descsim_tools.agents import FinderSettings, InstanceFinder, write_report
 from descsim_tools.agents.citations import find_evidence
 from descsim_tools.agents.record import ANSWERS
 from descsim_tools.errors import LLMError
@@ -143,6 +143,16 @@ def invented(seen, number):
     return verdicts(verdict(row, "yes", "words that are not there") for row in rows_of(seen))
 
 
+def worthless(seen, number):
+    """Words that are in each row of these and show nothing."""
+    return verdicts(verdict(row, "yes", "and") for row in rows_of(seen))
+
+
+def padded(seen, number):
+    """As `worthless`, with letters about it that stand for quotation marks."""
+    return verdicts(verdict(row, "yes", "and" + "\u02bc" * 8) for row in rows_of(seen))
+
+
 def cut(seen, number):
     return Reply('{"rows": [{"id"', finish_reason="length")
 
@@ -169,8 +179,8 @@ def refused(seen, number):
 
 FAULTS = [
     (left_out, "missing"), (twice, "repeated"), (wrong_ids, "missing"), (invented, "evidence"),
-    (cut, "cut"), (refusal, "refusal"), (filtered, "refusal"), (nonsense, "invalid"),
-    (empty, "empty"), (refused, "refused"),
+    (worthless, "evidence"), (padded, "evidence"), (cut, "cut"), (refusal, "refusal"),
+    (filtered, "refusal"), (nonsense, "invalid"), (empty, "empty"), (refused, "refused"),
 ]  # fmt: skip
 
 
@@ -201,6 +211,23 @@ def test_what_the_model_is_unsure_of_is_unjudged(tmp_path):
         statement, seen = ask(index, Model())
     assert statement.unjudged_for == {"unsure": 1}
     assert sum(kind_of(one) == "verdicts" for one in seen) == 1  # unsure is an answer
+
+
+def test_evidence_that_shows_nothing_is_told_of(tmp_path):
+    """A row that is itself shorter than the least evidence may be quoted whole."""
+
+    def fault(seen, number):
+        said = {"It did.": "It did", "It did so at last.": "It did"}
+        return verdicts(verdict(row, "yes", said[row["text"]]) for row in rows_of(seen))
+
+    with make_index(["It did.", "It did so at last."], tmp_path / "s") as index:
+        statement, _ = ask(
+            index, Model(fault), probability=lambda d, t: 0.5, concept="what it did at last"
+        )
+    assert [row.text for row in statement.instances] == ["It did."]
+    row = rows(statement, "It did so at last.")
+    assert row.verdict.unjudged_for == "evidence"
+    assert "too short to show anything" in row.verdict.reason
 
 
 @pytest.mark.parametrize(
@@ -430,6 +457,21 @@ def test_a_sample_below_the_cut_is_judged_by_the_model(tmp_path):
     assert statement.missed.low <= 40 - found <= statement.missed.high
     assert statement.missed.low > 0.5 * (40 - found)
     assert "judged by m" in statement.missed.method
+
+
+def test_the_estimate_says_that_the_unjudged_are_not_counted(index, tmp_path):
+    settings = replace(SETTINGS, sample=12)
+    few = {"budget": Budget(requests=4)}
+    statement, _ = ask(index, Model(), settings=settings, llm=few)
+    assert statement.unjudged == 8
+    line = next(line for line in statement.lines() if line.startswith("instances missed: about"))
+    assert line.endswith("), not counting the 8 unjudged")
+    write_report(statement, tmp_path / "r.html")
+    told = f"to {statement.missed.high}, not counting the 8 unjudged.</p>"
+    assert told in (tmp_path / "r.html").read_text()
+    statement, _ = ask(index, Model(), settings=settings)
+    assert statement.unjudged == 0
+    assert "not counting" not in str(statement)
 
 
 def test_without_budget_for_the_sample_the_cross_encoder_speaks(index):

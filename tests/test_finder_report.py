@@ -132,6 +132,26 @@ def test_decisions_are_not_wiped_out(statement, tmp_path, name, content, match):
     assert (tmp_path / name).read_text() == content
 
 
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("index.html", '<!DOCTYPE html>\n<html lang="en">\n<title>Home</title>\n'),
+        ("index.html", "no page \u00e9"),
+        ("corpus.jsonl", '{"id": "1", "text": "a sentence"}\n'),
+        ("corpus.jsonl", "no JSON"),
+    ],
+)
+def test_a_file_that_is_no_report_is_not_overwritten(statement, tmp_path, name, content):
+    path = tmp_path / name
+    path.write_bytes(content.encode("latin-1"))
+    with pytest.raises(DataError, match=r"no report that may be written again .* or remove it"):
+        write_report(statement, path)
+    assert path.read_bytes() == content.encode("latin-1")
+    path.write_bytes(b"")  # as `mktemp` makes it: nothing can be lost
+    write_report(statement, path)
+    assert path.stat().st_size > 0
+
+
 @pytest.mark.parametrize("name", ["r.csv", "r.jsonl", "r.html"])
 def test_a_report_without_other_decisions_is_written_anew(statement, tmp_path, name):
     write_report(statement, tmp_path / name)

@@ -132,6 +132,24 @@ def test_numbers_out_of_range(settings, message):
         LLM("m", api_key="k", **settings)
 
 
+@pytest.mark.parametrize(
+    "url",
+    [
+        "localhost:8000/v1",
+        "ftp://localhost/v1",
+        "http://",
+        "http:///v1",
+        "http://host:port/v1",
+        "http://my host/v1",
+        "user:pw-123@host/v1",
+    ],
+)
+def test_a_url_of_no_server_is_refused_at_once(url):
+    with pytest.raises(NoModelError, match=r"is no URL of a server; need .* --base-url") as raised:
+        LLM("m", base_url=url)
+    assert "pw-123" not in str(raised.value)
+
+
 # Failures of the server
 
 
@@ -459,12 +477,70 @@ def test_an_answer_is_paid_once(serve, tmp_path):
         assert llm.complete("a").text == "answer 3"
 
 
-def test_bad_answers_are_kept_too(serve, tmp_path):
-    server = serve([Reply("no JSON")])
-    for _ in range(2):
-        with client(server, cache=tmp_path / "c") as llm, pytest.raises(InvalidError):
+@pytest.mark.parametrize(
+    ("bad", "kind"),
+    [
+        (Reply("no JSON"), InvalidError),
+        (Reply(""), EmptyError),
+        (Reply(None, message={"refusal": "no"}), RefusalError),
+        (Reply(GOOD[:20], finish_reason="length"), CutError),
+    ],
+)
+@pytest.mark.parametrize("file", [None, "c"])
+def test_an_answer_that_cannot_be_used_is_not_given_again(serve, tmp_path, file, bad, kind):
+    server = serve([bad, bad, Reply(GOOD)])
+    cache = tmp_path / file if file else None
+    with client(server, cache=cache) as llm:
+        with pytest.raises(kind):
             llm.parse("?", Rivers, repairs=0)
-    assert len(server.seen) == 1
+        with pytest.raises(kind):
+            llm.parse("?", Rivers, repairs=0)
+        assert llm.parse("?", Rivers, repairs=0).title == "two"
+        assert llm.parse("?", Rivers, repairs=0).title == "two"
+        assert llm.spent.requests == 3  # what was paid stays counted
+    assert len(server.seen) == 3
+
+
+def test_a_cut_text_is_not_given_again(serve):
+    server = serve([Reply("The Rh", finish_reason="length"), Reply("The Rhine.")])
+    with client(server) as llm:
+        with pytest.raises(CutError):
+            llm.complete("?")
+        assert llm.complete("?").text == "The Rhine."
+
+
+def test_a_bad_answer_that_was_repaired_is_the_way_to_the_good_one(serve, tmp_path):
+    server = serve([Reply("no JSON"), Reply(GOOD)])
+    for _ in range(2):
+        with client(server, cache=tmp_path / "c") as llm:
+            assert llm.parse("?", Rivers).title == "two"
+    assert len(server.seen) == 2
+
+
+def test_a_bad_answer_that_a_kill_left_is_not_believed(serve, tmp_path, monkeypatch):
+    server = serve([Reply("no JSON"), Reply(GOOD)])
+    with monkeypatch.context() as killed, client(server, cache=tmp_path / "c") as llm:
+        killed.setattr(llm._ledger, "forget", lambda keys: None)
+        with pytest.raises(InvalidError):
+            llm.parse("?", Rivers, repairs=0)
+    with client(server, cache=tmp_path / "c") as llm:
+        assert llm.parse("?", Rivers, repairs=0).title == "two"
+
+
+def test_an_answer_can_be_forgotten(serve):
+    server = serve(knows("json_object"))
+    with client(server) as llm:
+        for _ in range(2):
+            assert llm.parse("?", Rivers).title == "two"
+            llm.forget("?", Rivers)
+    assert [seen.output for seen in server.seen] == ["json_schema", "json_object", "json_object"]
+
+
+def test_without_a_file_answers_do_not_fill_the_memory(serve):
+    with client(serve([Reply("yes")])) as llm:
+        assert llm.complete("?").text == llm.complete("?").text == "yes"
+        # SQLite keeps a database without a name in a temporary file, and one in memory in memory.
+        assert llm._ledger._db.execute("PRAGMA journal_mode").fetchone() != ("memory",)
 
 
 def test_a_later_run_reads_what_a_lesser_output_gave(serve, tmp_path):
@@ -555,6 +631,46 @@ def test_a_server_that_does_not_count_is_taken_at_the_most(serve):
         answer = llm.complete("question")
     assert answer.tokens_out == 4
     assert answer.tokens_in >= len("question")
+
+
+@pytest.mark.parametrize(
+    "wrong", [-5, 0, True, 2.5, "7", 10**30, [], {}], ids=lambda wrong: repr(wrong)[:6]
+)
+def test_a_wrong_count_does_not_lift_the_budget(serve, wrong):
+    """Each answer is of four bytes, and each request of at least eight."""
+    server = serve([Reply("four", usage=(wrong, wrong))])
+    if isinstance(wrong, list | dict):
+        answer = json.dumps({"choices": [{"message": {"content": "four"}}], "usage": wrong or [1]})
+        server = serve([Reply(body=answer.encode())])
+    with client(server, budget=Budget(tokens=400), max_tokens=50) as llm:
+        for number in range(3):
+            answer = llm.complete(f"question {number}")
+            assert 8 <= answer.tokens_in <= 100
+            assert answer.tokens_out == (50 if wrong == 10**30 else 4)
+        with pytest.raises(BudgetError):
+            list(map(llm.complete, map(str, range(50))))
+    assert 300 < llm.spent.tokens_in + llm.spent.tokens_out <= 400
+
+
+@pytest.mark.parametrize("choices", [{"a": 1}, [], [[]], "text", 5])
+def test_an_answer_of_another_form_is_told(serve, choices):
+    server = serve([Reply(body=json.dumps({"choices": choices}).encode())])
+    with client(server, attempts=1) as llm, pytest.raises(NoAnswerError, match="has no message"):
+        llm.complete("?")
+
+
+def test_halves_of_characters_are_replaced(serve, tmp_path):
+    half = '{"title": "a\\ud800b", "rivers": ["\\ud83d\\ude00", "c:\\\\ud800"]}'
+    replies = [Reply(half), Reply("x\udfff"), error(400, "no \ud800")]
+    server = serve(replies)
+    settings = {"cache": tmp_path / "c", "transcript": tmp_path / "t"}
+    with client(server, **settings) as llm:
+        parsed = llm.parse("?", Rivers)
+        assert parsed.title == "a\ufffdb"
+        assert parsed.rivers == ["\U0001f600", "c:\\ud800"]
+        assert llm.complete("?").text == "x\ufffd"
+        with pytest.raises(RequestRefusedError, match="no \ufffd"):
+            llm.complete("more")
 
 
 def test_a_request_that_a_kill_cut_off_counts_at_its_most(serve, tmp_path):

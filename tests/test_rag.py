@@ -14,7 +14,7 @@ from descsim_tools.agents.rag import (
     fitting,
     merged,
 )
-from descsim_tools.agents.statements import without_marks
+from descsim_tools.agents.statements import own_words
 from descsim_tools.errors import RerankerError
 from descsim_tools.llm import Budget, NoModelError, Price
 from descsim_tools.types import Hit
@@ -133,14 +133,103 @@ def test_a_mended_statement_keeps_its_place(serve, bar):
     assert answer.dropped == ()
 
 
-def test_no_right_citation_means_not_in_the_corpus(serve, bar):
-    wrong = draft(statement("Cats drink milk.", ("s1", "cats drink milk")))
-    server = serve(QuestionPlan=SEARCH, Draft=wrong, Corrections={"statements": []})
-    answer = answerer(bar, server).answer(QUESTION)
-    assert answer.status is Status.NOT_IN_CORPUS
+MILK = draft(statement("Cats drink\u202e milk.", ("s1", "cats drink milk")))
+AGAIN = {"statements": [{**MILK["statements"][0], "number": 1}]}
+
+
+@pytest.mark.parametrize("corrections", [AGAIN, {"statements": []}])
+def test_without_a_right_citation_there_is_no_answer(serve, bar, corrections):
+    server = serve(QuestionPlan=SEARCH, Draft=[MILK, drunk], Corrections=corrections)
+    ours = answerer(bar, server)
+    answer = ours.answer(QUESTION)
+    # It says nothing about the corpus, where the model claims to have found something.
+    assert answer.status is Status.NO_ANSWER
+    assert "no statement had a right citation" in answer.problem
     assert answer.citations == ()
     assert "milk" not in answer.text
     assert answer.dropped[0].text == "Cats drink milk."
+    assert len(answer.sources) == 4
+    # And it is not kept: asked again, the model is asked again.
+    assert ours.answer(QUESTION).status is Status.ANSWERED
+
+
+def test_corrections_are_not_kept_that_corrected_nothing(serve, bar):
+    right = {**drunk({"sources": [{"id": "s1", "text": "vervet elk"}]})["statements"][0]}
+
+    def mended(data):
+        quote = {"source": source_id(data, "vervet"), "quote": "monkeys steal rum punch"}
+        return {"statements": [{**right, "quotes": [quote], "number": 1}]}
+
+    server = serve(QuestionPlan=SEARCH, Draft=MILK, Corrections=[AGAIN, mended])
+    ours = answerer(bar, server)
+    statuses = [ours.answer(QUESTION).status for _ in range(2)]
+    assert statuses == [Status.NO_ANSWER, Status.ANSWERED]
+
+
+def test_a_budget_spent_before_the_correction_is_told(serve, bar):
+    server = serve(QuestionPlan=SEARCH, Draft=MILK)
+    answer = answerer(bar, server, budget=Budget(requests=2)).answer(QUESTION)
+    assert answer.status is Status.OUT_OF_BUDGET
+    assert "budget of 2 requests" in answer.problem
+    assert answer.dropped[0].text == "Cats drink milk."
+
+
+def test_a_server_that_fails_at_the_correction_gives_no_answer(serve, bar):
+    server = serve(QuestionPlan=SEARCH, Draft=MILK, Corrections=error(500, "broken"))
+    answer = answerer(bar, server).answer(QUESTION)
+    assert answer.status is Status.NO_ANSWER
+    assert "broken" in answer.problem
+
+
+def test_found_without_statements_is_no_answer(serve, bar):
+    server = serve(QuestionPlan=SEARCH, Draft=[draft(found=True), draft(found=True), drunk])
+    ours = answerer(bar, server)
+    answer = ours.answer(QUESTION)
+    assert answer.status is Status.NO_ANSWER
+    assert "there are no statements" in answer.problem
+    assert ours.answer(QUESTION).status is Status.ANSWERED
+
+
+@pytest.mark.parametrize(
+    "broken", [Reply("nonsense"), Reply(""), Reply("{", finish_reason="length")]
+)
+def test_an_unusable_answer_is_not_given_again(serve, bar, broken):
+    server = serve(QuestionPlan=[broken, broken, SEARCH], Draft=[broken, broken, drunk])
+    script = server.script
+    # What is repaired is asked without data as its last message.
+    ours = answerer(bar, serve(script))
+    statuses = [ours.answer(QUESTION).status for _ in range(3)]
+    assert statuses[0] is Status.NO_ANSWER
+    assert statuses[-1] is Status.ANSWERED
+
+
+@pytest.mark.parametrize(
+    ("question", "message"),
+    [
+        ("caf\udce9 drunk?", r"not valid UTF-8 text: '\\udce9' at character 4"),
+        (None, "the question is None, need a string"),
+        (b"who?", "need a string"),
+    ],
+)
+async def test_what_is_no_text_is_no_question(serve, bar, question, message):
+    server = serve()
+    ours = answerer(bar, server)
+    with pytest.raises(ValueError, match=message):
+        ours.answer(question)
+    with pytest.raises(ValueError, match=message):
+        await ours.aanswer(question)
+    assert server.seen == []
+
+
+def test_halves_of_characters_in_an_answer_are_replaced(serve, bar):
+    def half(data):
+        text = draft(statement("Monkeys \ud800 drink.", (data["sources"][0]["id"], "x")))
+        text["statements"][0]["quotes"][0]["quote"] = data["sources"][0]["text"]
+        return text
+
+    answer = answerer(bar, serve(QuestionPlan=SEARCH, Draft=half)).answer(QUESTION)
+    assert answer.text == "Monkeys \ufffd drink. [1]"
+    assert json.dumps(answer.to_dict(), ensure_ascii=False).encode()
 
 
 @pytest.mark.parametrize("fault", [Reply("{"), error(400, "too long"), error(500, "broken")])
@@ -159,9 +248,8 @@ def test_what_is_right_stays_if_the_rest_cannot_be_mended(serve, bar, fault):
     assert "not mended" in answer.dropped[0].reason
 
 
-@pytest.mark.parametrize("written", [draft(found=False), draft(found=True)])
-def test_the_model_may_find_nothing_that_fits(serve, bar, written):
-    server = serve(QuestionPlan=SEARCH, Draft=written)
+def test_the_model_may_find_nothing_that_fits(serve, bar):
+    server = serve(QuestionPlan=SEARCH, Draft=draft(found=False))
     answer = answerer(bar, server).answer(QUESTION)
     assert answer.status is Status.NOT_IN_CORPUS
     assert len(answer.sources) == 4
@@ -378,7 +466,22 @@ def test_descriptions_are_few_and_different():
         ("Monkeys [s1, s2] drink (s3).", "Monkeys drink."),
         ("Monkeys drink【1†source】.", "Monkeys drink."),
         ("In [1939] (3 of them)", "In [1939] (3 of them)"),
+        ("Monkeys drink [1-3].", "Monkeys drink."),
+        ("Monkeys drink [^1] [#2].", "Monkeys drink."),
+        ("Monkeys drink. [Source 3][sources: 4]", "Monkeys drink."),
+        ("Monkeys drink.[1]", "Monkeys drink."),
+        ("[1] Monkeys drink [s1\u2013s3; s5].", "Monkeys drink."),
+        ("Monkeys drink \uff3b1\uff3d and \uff3b\uff11\uff0d\uff12\uff3d.", "Monkeys drink and."),
+        ("Monkeys drink \u301014\u3011 \u30145\u3015 \u27e66\u27e7.", "Monkeys drink."),
+        ("\u7334\u5b50\u559d\u9152[1]\u3002", "\u7334\u5b50\u559d\u9152\u3002"),
+        ("Monkeys drink [\u200b1\u2060].", "Monkeys drink."),
+        ("Monkeys \u200b[1] drink [1 \n, 2].", "Monkeys drink."),
+        ("a[0] is x, and a[0][1] too", "a[0] is x, and a[0][1] too"),
+        ("x\u00b2 and [sic] and [a1] and []", "x\u00b2 and [sic] and [a1] and []"),
+        ("Mon\x1b[31mkeys\u202e drink\x07.", "Mon[31mkeys drink."),
+        ("[1" + " , . 1" * 20_000, "[1" + " , . 1" * 20_000),
+        ("\u3010\u2020" * 50_000, "\u3010\u2020" * 50_000),
     ],
 )
 def test_only_checked_marks_stay(text, expected):
-    assert without_marks(text) == expected
+    assert own_words(text) == expected

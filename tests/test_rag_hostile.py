@@ -101,7 +101,7 @@ def test_a_model_that_obeys_gets_no_citation_through(hostile, obeyed):
     answer, seen = ask(
         hostile, Draft=draft(obeyed), Corrections={"statements": [{**obeyed, "number": 1}]}
     )
-    assert answer.status is Status.NOT_IN_CORPUS
+    assert answer.status is Status.NO_ANSWER
     assert "best" not in answer.text
     assert answer.dropped[0].text == obeyed["text"]
     assert len(seen) == 3

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import io
 import json
 import os
 import sys
@@ -12,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from descsim_tools.cli.options import price_of, price_options
+from descsim_tools.cli.options import max_tokens_option, price_of, price_options
 
 if TYPE_CHECKING:
     from descsim_tools.agents.answers import Answer, Citation
@@ -51,6 +52,7 @@ OPENAI_MODEL and OPENAI_BASE_URL name them as well"""
     "--budget", type=click.FloatRange(min=0), help="Most money to be spent; needs the prices."
 )
 @price_options
+@max_tokens_option
 @click.option("--once", metavar="QUESTION", help="Answer this and end.")
 @click.option("--json", "as_json", is_flag=True, help="With --once, print the answer as JSON.")
 @click.option("--encoder", metavar="NAME", help="By default the store's own, if it has a name.")
@@ -63,6 +65,7 @@ def chat(
     budget: float | None,
     price_in: float | None,
     price_out: float | None,
+    max_tokens: int,
     once: str | None,
     as_json: bool,
     encoder: str | None,
@@ -72,8 +75,10 @@ def chat(
 
     The model is any on an OpenAI-compatible server. Its key is read from OPENAI_API_KEY; server and
     model may come from OPENAI_BASE_URL and OPENAI_MODEL. A citation is shown only if the sentence
-    holds the quoted words. /help tells what else can be typed; Ctrl-D ends. The exit code is 3 if
-    the budget ended it, and 1 if with --once the model gave no usable answer.
+    holds the quoted words. /help tells what else can be typed; Ctrl-D ends. At a terminal, Ctrl-C
+    stops an answer, and ends the conversation where a question is typed. The exit code is 3 if
+    the budget ended it, 130 if it was interrupted, and 1 if with --once the model gave no usable
+    answer.
 
     \b
     Example:
@@ -83,10 +88,12 @@ def chat(
     """
     if as_json and once is None:
         raise click.UsageError("--json needs --once")
+    if once is not None and not once.strip():
+        raise click.UsageError("the question of --once is blank; say what you look for")
     price = price_of(price_in, price_out, budget)
     try:
         with (
-            _llm(model, base_url, budget, price) as llm,
+            _llm(model, base_url, max_tokens, budget, price) as llm,
             _bot(store, encoder, collection, llm, rerank) as bot,
         ):
             return _talk(bot) if once is None else _answer_once(bot, once, as_json)
@@ -98,6 +105,7 @@ def chat(
 def _llm(
     model: str | None,
     base_url: str | None,
+    max_tokens: int,
     budget: float | None,
     price: Price | None,
 ) -> LLM:
@@ -111,7 +119,13 @@ def _llm(
         raise click.UsageError(
             f"neither a server nor a key is named for the language model {named!r}; {_TAKE_ONE}"
         )
-    return LLM(model, base_url=base_url, budget=Budget(cost=budget), price=price)
+    return LLM(
+        model,
+        base_url=base_url,
+        max_tokens=max_tokens,
+        budget=Budget(cost=budget),
+        price=price,
+    )
 
 
 @contextmanager
@@ -164,7 +178,7 @@ def _talk(bot: Chatbot) -> int:
 
 
 def _turn(bot: Chatbot, said: str) -> Answer | None:
-    """Answer a turn and show it; an error is shown too, and the conversation goes on."""
+    """Answer a turn and show it; what goes wrong is shown too, and the conversation goes on."""
     from descsim_tools.agents.answers import Answer
     from descsim_tools.agents.rag import Found, Planned
     from descsim_tools.errors import DescsimError
@@ -178,14 +192,21 @@ def _turn(bot: Chatbot, said: str) -> Answer | None:
             elif isinstance(event, Answer):
                 _show(event)
                 return event
-    except DescsimError as error:
+    except (DescsimError, ValueError) as error:
         click.echo(f"descsim: {error}", err=True)
+    except KeyboardInterrupt:
+        if not sys.stdin.isatty():
+            raise
+        click.echo("interrupted; Ctrl-C where a question is typed ends the conversation", err=True)
     return None
 
 
 def _lines() -> Iterator[str]:
     """Yield what is typed, or piped in, until it ends."""
     typed = sys.stdin.isatty()
+    if isinstance(sys.stdin, io.TextIOWrapper):
+        # A line that is no UTF-8 is refused when it is asked, and the next one is read.
+        sys.stdin.reconfigure(errors="surrogateescape")
     if typed:
         # Its import lets a line be edited; some systems have none.
         with suppress(ImportError):

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from descsim_tools.cli.options import price_of, price_options
+from descsim_tools.cli.options import max_tokens_option, price_of, price_options
 
 if TYPE_CHECKING:
     from descsim_tools.datagen.generate import GenerationReport
@@ -52,13 +52,7 @@ def _run_options(function: Any) -> Any:
             "--max-cost", type=click.FloatRange(min=0), help="Budget: most money; needs prices."
         ),
         price_options,
-        click.option(
-            "--max-tokens",
-            type=positive,
-            default=2048,
-            show_default=True,
-            help="Most tokens of an answer, thoughts included.",
-        ),
+        max_tokens_option,
         click.option(
             "--temperature", type=click.FloatRange(min=0), help="By default the server's."
         ),

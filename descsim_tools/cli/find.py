@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,6 +14,7 @@ import click
 from descsim_tools.cli.options import (
     chosen_encoder,
     encoder_options,
+    max_tokens_option,
     parsed_where,
     price_of,
     price_options,
@@ -29,6 +31,7 @@ _INTERRUPTED = 130
 _FAILED = 1
 _EXIT = {"done": 0, "budget": _BY_BUDGET, "cancelled": _INTERRUPTED, "no answer": 1}
 _UNJUDGED_SHOWN = 20
+_NEAREST_SHOWN = 3
 
 
 @click.command()
@@ -51,6 +54,7 @@ _UNJUDGED_SHOWN = 20
 @price_options
 @click.option("--max-requests", type=click.IntRange(min=0), help="Budget: most requests sent.")
 @click.option("--max-total-tokens", type=click.IntRange(min=0), help="Budget: most tokens in all.")
+@max_tokens_option
 @click.option(
     "--rerank",
     default="auto",
@@ -62,7 +66,7 @@ _UNJUDGED_SHOWN = 20
 @click.option(
     "--accept",
     type=click.FloatRange(0, 1),
-    default=0.5,
+    default=0.45,
     show_default=True,
     help="Without --llm, least probability of an instance.",
 )
@@ -157,7 +161,7 @@ def find(
     if as_json:
         click.echo(json.dumps(statement.to_dict(), ensure_ascii=False, default=str))
     else:
-        _show(statement, None if unwritten else out)
+        _show(statement, None if unwritten else out, has_model=options["model"] is not None)
     if unwritten is not None:
         again = "the same command with another --out writes it without searching again"
         lost = "with --record DIR the search would have been kept"
@@ -222,6 +226,7 @@ def _llm(
     price_out: float | None,
     max_requests: int | None,
     max_total_tokens: int | None,
+    max_tokens: int,
 ) -> LLM | None:
     given = (base_url, budget, price_in, price_out, max_requests, max_total_tokens)
     if model is None:
@@ -235,6 +240,7 @@ def _llm(
     return LLM(
         model,
         base_url=base_url,
+        max_tokens=max_tokens,
         budget=Budget(requests=max_requests, tokens=max_total_tokens, cost=budget),
         price=price,
         cache=None if record is None else record / ANSWERS,
@@ -267,7 +273,7 @@ def _watched(events: Iterator[Event]) -> Statement:
     return statement
 
 
-def _show(statement: Statement, out: Path | None) -> None:
+def _show(statement: Statement, out: Path | None, *, has_model: bool) -> None:
     from rich.table import Table
 
     from descsim_tools.agents.statement import Status
@@ -287,10 +293,35 @@ def _show(statement: Statement, out: Path | None) -> None:
         show(table)
         if len(unjudged) > _UNJUDGED_SHOWN:
             click.echo(f"and {len(unjudged) - _UNJUDGED_SHOWN:,} more; --out FILE lists all")
+    if not statement.instances:
+        _show_nearest(statement, has_model=has_model)
     for line in statement.lines():
         click.echo(literal(line).plain)
     if out is not None:
         click.echo(f"written to {out}")
+
+
+def _show_nearest(statement: Statement, *, has_model: bool) -> None:
+    """Show the best of what was rejected, and which --accept would take it."""
+    from rich.table import Table
+
+    from descsim_tools.agents.statement import Decider, Status
+    from descsim_tools.cli.tables import literal, show
+
+    # What a person rejected stays so, and what similarity rejected no --accept brings back.
+    judged = (Decider.CROSS_ENCODER, Decider.MODEL)
+    rejected = [row for row in statement.rows if row.status is Status.REJECTED]
+    nearest = [row for row in rejected if row.verdict.decided_by in judged][:_NEAREST_SHOWN]
+    if not nearest:
+        return
+    table = Table("rejected", "probability", "decided by", "sentence", box=None)
+    for row in nearest:
+        table.add_row(literal(row.id), _chance(row), str(row.verdict.decided_by), literal(row.text))
+    show(table)
+    least = min(row.probability or 0.0 for row in nearest)
+    accept = math.floor(100 * least) / 100  # rounded up it would leave the last one out
+    if accept and not has_model:  # which would decide, whatever --accept is
+        click.echo(f"nothing matched; --accept {accept:.2f} would take what is shown")
 
 
 def _chance(row: Row) -> str:

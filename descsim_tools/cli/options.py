@@ -93,6 +93,17 @@ def price_options(function: Any) -> Any:
     return read(written(function))
 
 
+def max_tokens_option(function: Any) -> Any:
+    """Add the most tokens of a model's answer."""
+    return click.option(
+        "--max-tokens",
+        type=click.IntRange(min=1),
+        default=2048,
+        show_default=True,
+        help="Most tokens of an answer of the model, thoughts included.",
+    )(function)
+
+
 def price_of(
     price_in: float | None, price_out: float | None, budget: float | None = None
 ) -> Price | None:

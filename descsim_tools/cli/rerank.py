@@ -200,7 +200,7 @@ def calibrate(
     cosines = scores_of(judged, cosine)
     fitted_on = ", ".join(file.name for file in dev)
     alone = fit_calibration(judged, logits, fitted_on)
-    weight, ndcg = tune_weight(judged, logits, cosines)
+    weight, gain = tune_weight(judged, logits, cosines)
     mixed = [a + weight * b for a, b in zip(logits, cosines, strict=True)]
     both = fit_calibration(judged, mixed, fitted_on)
     combination = Combination(name, weight, both.slope, both.intercept, fitted_on)
@@ -216,14 +216,17 @@ def calibrate(
         "calibration": asdict(alone),
         "combination": asdict(combination),
         "pairs": len(good),
-        "ndcg@10": ndcg,
+        "gain": gain,
         "ece": expected_calibration_error(alone(np.concatenate(logits)), good),
         "combined_ece": expected_calibration_error(both(np.concatenate(mixed)), good),
     }
     if as_json:
         click.echo(json.dumps(facts))
         return
-    click.echo(f"weight of the cosine {weight:g} beside the logit, nDCG@10 {100 * ndcg:.1f}")
+    click.echo(
+        f"weight of the cosine {weight:g} beside the logit; mean of nDCG@10 and precision@1 "
+        f"{100 * gain:.1f}"
+    )
     click.echo(
         f"calibration error on {len(good):,} pairs: {facts['ece']:.3f} alone, "
         f"{facts['combined_ece']:.3f} combined"

@@ -78,8 +78,8 @@ class GenerationReport:
         short: Sources dropped by the word filter.
         written: Items written.
         rejected: Sources of which nothing usable was made, by the kind of reason: `cut`, `refusal`,
-            `empty` or `invalid` output, `refused` requests, and `unanswered` ones, which the next
-            run asks again; named in the rejects file.
+            `empty` or `invalid` output, `refused` requests, and `unanswered` ones; named in the
+            rejects file. The next run asks again, but not where output was in form.
         complete: Whether the corpus was read to its end, or to the limit.
         stopped: Why not.
         requests: Requests sent, over all runs into this folder.

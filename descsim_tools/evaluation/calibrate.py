@@ -10,7 +10,7 @@ from numpy.typing import ArrayLike, NDArray
 from sklearn.linear_model import LogisticRegression
 
 from descsim_tools.calibration import Calibration
-from descsim_tools.evaluation.metrics import Floats, ndcg_at
+from descsim_tools.evaluation.metrics import Floats, ndcg_at, precision_at
 from descsim_tools.evaluation.protocol import MOST_GOOD, EvalItem, GroupLike, Score
 
 BINS = 10
@@ -119,7 +119,10 @@ def expected_calibration_error(
 def tune_weight(
     judged: Sequence[Judged], logits: Sequence[Floats], cosines: Sequence[Floats]
 ) -> tuple[float, float]:
-    """Find how much the cosine should count beside the logit, by nDCG@10.
+    """Find how much the cosine should count beside the logit.
+
+    By the mean of nDCG@10 and precision@1: the first hit is looked at most, and is what the two
+    disagree about most.
 
     Args:
         judged: What was scored.
@@ -127,14 +130,15 @@ def tune_weight(
         cosines: For each (n,) by an encoder pair.
 
     Returns:
-        The weight, the middle one of the best where several are equal, and its nDCG@10.
+        The weight, the middle one of the best where several are equal, and its measure in [0, 1].
     """
+
+    def gain(scores: Floats, good: NDArray[np.bool_]) -> float:
+        return (ndcg_at(10, scores, good) + precision_at(1, scores, good)) / 2
+
     gains = [
         np.mean(
-            [
-                ndcg_at(10, a + weight * b, j.good)
-                for j, a, b in zip(judged, logits, cosines, strict=True)
-            ]
+            [gain(a + weight * b, j.good) for j, a, b in zip(judged, logits, cosines, strict=True)]
         )
         for weight in _WEIGHTS
     ]

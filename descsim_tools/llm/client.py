@@ -11,7 +11,7 @@ import random
 import re
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
 from pathlib import Path
@@ -29,6 +29,7 @@ from descsim_tools.llm.errors import (
     InvalidError,
     NoAnswerError,
     NoModelError,
+    OutputError,
     RefusalError,
     RequestRefusedError,
 )
@@ -39,6 +40,7 @@ from descsim_tools.llm.structured import (
     instruction,
     parse,
     response_format,
+    well_formed,
     without_thoughts,
 )
 from descsim_tools.llm.transcript import Transcript
@@ -52,6 +54,10 @@ Message = Mapping[str, str]
 """`{"role": "system" | "user" | "assistant", "content": text}`."""
 
 T = TypeVar("T", bound=BaseModel)
+R = TypeVar("R")
+
+_Used = dict[str, bool]
+"""Keys of the answers that a call has used, and whether each was in the cache."""
 
 _NO_KEY = "no-key"
 _CONNECT_SECONDS = 10.0
@@ -111,8 +117,9 @@ class LLM:
     """A model on an OpenAI-compatible server. Threads may share it.
 
     A paid answer is kept on disk before it is returned, if there is a `cache`, and the same request
-    is then never paid twice. Server, key and model come from the arguments or from the environment:
-    OPENAI_BASE_URL, OPENAI_API_KEY and OPENAI_MODEL.
+    is then never paid twice. An answer that cannot be used is forgotten, so that a later call asks
+    again; what it did cost stays counted. Server, key and model come from the arguments or from the
+    environment: OPENAI_BASE_URL, OPENAI_API_KEY and OPENAI_MODEL.
 
         >>> llm = LLM("gpt-5-mini", cache="answers.sqlite", budget=Budget(tokens=100_000))
         >>> llm.complete("Name a river.").text
@@ -159,13 +166,14 @@ class LLM:
             tokens_per_minute: None sets no limit.
             budget: The most that may be spent.
             price: What tokens cost.
-            cache: File for answers and for the account of what was spent; None keeps both in
-                memory.
+            cache: File for answers and for the account of what was spent; None keeps both until
+                the client is closed.
             transcript: File to append every exchange to, one JSON object a line.
 
         Raises:
             LLMError: The cache is no cache, or the budget in money has no price.
-            NoModelError: There is neither a key nor a server, or no name of a model.
+            NoModelError: There is neither a key nor a server, the server's URL is none, or there
+                is no name of a model.
             ValueError: A number is out of its range.
         """
         for name, number in (
@@ -187,6 +195,8 @@ class LLM:
                 "OPENAI_API_KEY, or name a server such as http://localhost:8000/v1 with "
                 "base_url=..., on the command line --base-url, or OPENAI_BASE_URL"
             )
+        if base_url is not None:
+            _check_url(base_url)
         if model is None:
             raise NoModelError(
                 "no model is named; name one that the server has with model=..., on the command "
@@ -255,10 +265,15 @@ class LLM:
             RefusalError: The model or a filter declined.
             RequestRefusedError: The server refuses this request.
         """
-        answer = self._ask(_Request(_conversation(messages), None, sample))
-        if answer.finish_reason == "length":
-            raise _cut(self._max_tokens, answer.text)
-        return answer
+        request = _Request(_conversation(messages), None, sample)
+
+        def ask(used: _Used) -> Answer:
+            answer = self._ask(request, used)
+            if answer.finish_reason == "length":
+                raise _cut(self._max_tokens, answer.text)
+            return answer
+
+        return self._usable(ask)
 
     def parse(
         self,
@@ -282,10 +297,54 @@ class LLM:
         Raises:
             InvalidError: The answer does not fit the schema, repairs included.
             LLMError: As in `complete`.
+            ValueError: `repairs` is below 0.
+        """
+        if repairs < 0:
+            raise ValueError(f"repairs is {repairs}, need a number from 0 up")
+        conversation = _conversation(messages)
+        return self._usable(lambda used: self._parsed(conversation, schema, sample, repairs, used))
+
+    def forget(
+        self, messages: str | Sequence[Message], schema: type[BaseModel], *, sample: int = 0
+    ) -> None:
+        """Forget what `parse` returned, since it cannot be used, so that a later call asks again.
+
+        Args:
+            messages: The conversation.
+            schema: What was asked for.
+            sample: As in `complete`.
         """
         conversation = _conversation(messages)
-        for remaining in range(repairs, -1, -1):
-            answer = self._ask_structured(conversation, schema, sample)
+        requests = [_structured(conversation, schema, mode, sample) for mode in OutputMode]
+        self._ledger.forget(map(self._key, requests))
+
+    def _usable(self, ask: Callable[[_Used], R]) -> R:
+        """Return what a call gives, or forget the answers of which it could make nothing.
+
+        A kill may have kept such answers, or another thread may have asked for them: those are not
+        believed, but asked for once more.
+        """
+        used: _Used = {}
+        try:
+            return ask(used)
+        except OutputError as error:
+            self._ledger.forget(used)
+            if not any(used.values()):
+                raise
+            logger.info("asking again, since what was kept is of no use: %s", error)
+        used.clear()
+        try:
+            return ask(used)
+        except OutputError:
+            self._ledger.forget(used)
+            raise
+
+    def _parsed(
+        self, conversation: list[Message], schema: type[T], sample: int, repairs: int, used: _Used
+    ) -> T:
+        remaining = repairs
+        while True:
+            answer = self._ask_structured(conversation, schema, sample, used)
             try:
                 return parse(answer.text, schema)
             except InvalidError as error:
@@ -297,25 +356,25 @@ class LLM:
                     ) from error
                 if not remaining:
                     raise
+                remaining -= 1
                 logger.info("asking again, since %s", error)
                 conversation = [
                     *conversation,
                     {"role": "assistant", "content": answer.text},
                     {"role": "user", "content": f"{error}.\n{instruction(schema)}"},
                 ]
-        raise ValueError(f"repairs is {repairs}, need a number from 0 up")
 
     def _ask_structured(
-        self, conversation: list[Message], schema: type[BaseModel], sample: int
+        self, conversation: list[Message], schema: type[BaseModel], sample: int, used: _Used
     ) -> Answer:
         requests = {mode: _structured(conversation, schema, mode, sample) for mode in OutputMode}
         for request in requests.values():  # an earlier run may have found the server to know less
             if self._ledger.answer(self._key(request)) is not None:
-                return self._ask(request)
+                return self._ask(request, used)
         first: _OptionRefused | None = None
         for mode in list(self._modes):
             try:
-                kept, cached = self._fetch(requests[mode])
+                kept, cached = self._fetch(requests[mode], used)
             except _OptionRefused as error:
                 logger.info("the server refuses %s output: %s", mode, error)
                 first = first or error
@@ -325,14 +384,15 @@ class LLM:
             return _read(kept, cached)
         raise first or AssertionError("there is no mode")
 
-    def _ask(self, request: _Request) -> Answer:
-        return _read(*self._fetch(request))
+    def _ask(self, request: _Request, used: _Used) -> Answer:
+        return _read(*self._fetch(request, used))
 
-    def _fetch(self, request: _Request) -> tuple[dict[str, Any], bool]:
+    def _fetch(self, request: _Request, used: _Used) -> tuple[dict[str, Any], bool]:
         """Return the answer to a request, and whether it was in the cache."""
         key = self._key(request)
         with self._ledger.asking(key):
             kept = self._ledger.answer(key)
+            used[key] = kept is not None
             if kept is not None:
                 return kept, True
             with self._slots:
@@ -444,7 +504,7 @@ class LLM:
 
     def _refused(self, error: openai.APIStatusError) -> Exception:
         status = error.status_code
-        message = _message(error)
+        message = well_formed(_message(error))
         said = self._transcript.masked(f"HTTP {status}: {_excerpt(message)}")
         if status in (401, 403):
             return NoModelError(
@@ -558,13 +618,14 @@ def _reached(error: openai.APIConnectionError) -> bool:
 
 def _decoded(body: bytes) -> dict[str, Any]:
     try:
-        payload = json.loads(body)
-    except ValueError as error:
+        payload = well_formed(json.loads(body))
+    except (ValueError, RecursionError) as error:
         excerpt = _excerpt(body.decode(errors="replace"))
         broken = f"the answer is no JSON: {excerpt or 'nothing'}"
         raise _Failed(broken, reached=True, paid=True) from error
     choices = payload.get("choices") if isinstance(payload, dict) else None
-    message = choices[0].get("message") if choices and isinstance(choices[0], dict) else None
+    first = choices[0] if choices and isinstance(choices, list) else None
+    message = first.get("message") if isinstance(first, dict) else None
     if not isinstance(message, dict):
         broken = f"the answer has no message: {_excerpt(json.dumps(payload))}"
         raise _Failed(broken, reached=True, paid=True)
@@ -577,20 +638,27 @@ def _kept(payload: dict[str, Any], bound: int, max_tokens: int) -> dict[str, Any
     message = choice["message"]
     content = _joined(message.get("content"))
     reasoning = _joined(message.get("reasoning_content") or message.get("reasoning"))
-    usage = payload.get("usage") or {}
-    tokens_in, tokens_out = usage.get("prompt_tokens"), usage.get("completion_tokens")
+    usage = payload.get("usage")
+    usage = usage if isinstance(usage, dict) else {}
     # A server that does not count is taken at the most it can have used.
     written = min(len((content + reasoning).encode()), max_tokens)
     return {
         "content": content,
         "reasoning": reasoning,
-        "refusal": message.get("refusal"),
+        "refusal": _joined(message.get("refusal")),
         "finish_reason": str(choice.get("finish_reason") or "unknown"),
         "answered_by": str(payload.get("model") or ""),
         "max_tokens": max_tokens,
-        "tokens_in": tokens_in if isinstance(tokens_in, int) else bound,
-        "tokens_out": tokens_out if isinstance(tokens_out, int) else written,
+        "tokens_in": _counted(usage.get("prompt_tokens"), bound, bound),
+        "tokens_out": _counted(usage.get("completion_tokens"), max_tokens, written),
     }
+
+
+def _counted(tokens: Any, most: int, uncounted: int) -> int:
+    """Return a server's count, so far as it can be: a wrong one must not lift the budget."""
+    if isinstance(tokens, bool) or not isinstance(tokens, int) or tokens < 1:
+        return uncounted
+    return min(tokens, most)
 
 
 def _joined(content: Any) -> str:
@@ -627,6 +695,22 @@ def _cut(max_tokens: int, text: str) -> CutError:
 def _excerpt(text: str, length: int = 200) -> str:
     text = " ".join(text.split())
     return text if len(text) <= length else text[:length] + " ..."
+
+
+def _check_url(url: str) -> None:
+    """Refuse what no request can be sent to, which else would be tried again and again."""
+    try:
+        parts = urlsplit(url)
+        usable = parts.scheme in ("http", "https") and bool(parts.hostname)
+        usable = usable and parts.port != 0 and url.isprintable() and " " not in url
+    except ValueError:  # no port, or brackets that are no address
+        usable = False
+    if not usable:
+        raise NoModelError(
+            f"{url.rpartition('@')[2]!r} is no URL of a server; need one that begins with http:// "
+            "or https://, such as http://localhost:8000/v1; mend base_url=..., on the command line "
+            "--base-url, or OPENAI_BASE_URL"
+        )
 
 
 def _without_login(url: str) -> tuple[str, str]:

@@ -11,7 +11,7 @@ import json
 import sqlite3
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -104,7 +104,8 @@ class Ledger:
         if path is not None:
             path.parent.mkdir(parents=True, exist_ok=True)
         try:
-            self._db = sqlite3.connect(path or ":memory:", timeout=30, check_same_thread=False)
+            # Without a name it is a temporary file, so answers do not fill the memory.
+            self._db = sqlite3.connect(path or "", timeout=30, check_same_thread=False)
             self._db.executescript("PRAGMA journal_mode=WAL; PRAGMA synchronous=FULL;" + _TABLES)
         except sqlite3.Error as error:
             raise LLMError(
@@ -175,6 +176,11 @@ class Ledger:
             self._settle(number, tokens_in, tokens_out)
             row = (key, json.dumps(answer, ensure_ascii=False))
             self._db.execute("INSERT OR REPLACE INTO answers VALUES (?, ?)", row)
+
+    def forget(self, keys: Iterable[str]) -> None:
+        """Forget the answers under some keys; what they did cost stays in the account."""
+        with self._lock, self._db:
+            self._db.executemany("DELETE FROM answers WHERE key = ?", [(key,) for key in keys])
 
     def _settle(self, number: int, tokens_in: int, tokens_out: int) -> None:
         old = self._db.execute(

@@ -15,6 +15,7 @@ from descsim_tools.llm.errors import InvalidError
 T = TypeVar("T", bound=BaseModel)
 
 _THOUGHT = re.compile(r"<(think|thinking|reasoning|thought)>.*?</\1>", re.DOTALL | re.IGNORECASE)
+_HALF = re.compile(r"[\ud800-\udfff]")
 _THOUGHT_END = re.compile(r"</(?:think|thinking|reasoning|thought)>", re.IGNORECASE)
 _THOUGHT_BEGIN = re.compile(r"<(?:think|thinking|reasoning|thought)>", re.IGNORECASE)
 # What strict mode does not know; it is checked here instead.
@@ -73,6 +74,14 @@ def parse(text: str, schema: type[T]) -> T:
     raise InvalidError(f"the output does not fit: {problem}", text)
 
 
+def well_formed(value: Any) -> Any:
+    r"""Return a JSON value with U+FFFD for halves of characters, which no UTF-8 text can hold.
+
+    JSON may name such a half, as in "\ud800", and models do.
+    """
+    return json.loads(_HALF.sub("\ufffd", json.dumps(value, ensure_ascii=False)))
+
+
 def _objects(text: str) -> Iterator[Any]:
     """Yield the outermost JSON objects in a text, in order."""
     decoder = json.JSONDecoder()
@@ -80,6 +89,7 @@ def _objects(text: str) -> Iterator[Any]:
     while position >= 0:
         try:
             value, end = decoder.raw_decode(text, position)
+            value = well_formed(value)
         except (ValueError, RecursionError):
             end = position + 1
         else:

@@ -52,9 +52,12 @@ class Encoded:
         ]
 
     def _read(self, text: str) -> NDArray[np.float32]:
+        vector: NDArray[np.float32]
         if text in self.sentences or self.twin_vectors is None:
-            return self.sentence_vectors[self.sentences[text]]
-        return self.twin_vectors[self.descriptions[text]]
+            vector = self.sentence_vectors[self.sentences[text]]
+        else:
+            vector = self.twin_vectors[self.descriptions[text]]
+        return vector
 
 
 @dataclass(frozen=True, slots=True)
