@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
-import shutil
 from collections.abc import AsyncIterator, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +13,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from descsim_tools.agents import rag_prompts as prompts
 from descsim_tools.agents.answers import Answer, Status
+from descsim_tools.agents.files import written_whole
 from descsim_tools.agents.rag import (
     Begun,
     Event,
@@ -177,16 +176,8 @@ class Chatbot:
             OSError: It cannot be written.
         """
         payload = {"format": _FORMAT, "turns": turns_to_list(self.turns)}
-        text = json.dumps(payload, ensure_ascii=False, indent=1)
-        target = Path(os.path.realpath(path))  # a link stays one
-        unfinished = target.with_name(f".{target.name}.{os.getpid()}.part")
-        try:
-            unfinished.write_text(text, encoding="utf-8")
-            if target.exists():
-                shutil.copymode(target, unfinished)
-            unfinished.replace(target)
-        finally:
-            unfinished.unlink(missing_ok=True)
+        with written_whole(path) as file:
+            json.dump(payload, file, ensure_ascii=False, indent=1)
 
     def load(self, path: str | Path) -> None:
         """Go on with a conversation that was saved.

@@ -6,7 +6,6 @@ import csv
 import json
 import os
 import re
-import shutil
 import tempfile
 from collections.abc import Iterable, Mapping
 from html import escape
@@ -15,6 +14,7 @@ from typing import IO
 
 from descsim_tools.agents.decisions import decision_of, decisions_in, quoted
 from descsim_tools.agents.estimate import UNREAD
+from descsim_tools.agents.files import written_whole
 from descsim_tools.agents.statement import Band, Row, Statement, Status
 from descsim_tools.errors import DataError
 
@@ -95,17 +95,9 @@ def write_report(statement: Statement, path: str | Path) -> None:
     """
     path = Path(path)
     check_report(path, {row.id: decision_of(row.verdict) for row in statement.rows})
-    target = Path(os.path.realpath(path))  # a link stays one
-    unfinished = target.with_name(f".{target.name}.{os.getpid()}.part")
-    try:
-        # What is half a character is no UTF-8; escaped it is, and means the same in JSON.
-        with unfinished.open("w", newline="", encoding="utf-8", errors="backslashreplace") as file:
-            _write(statement, file, path.suffix)
-        if target.exists():
-            shutil.copymode(target, unfinished)
-        unfinished.replace(target)
-    finally:
-        unfinished.unlink(missing_ok=True)
+    # What is half a character is no UTF-8; escaped it is, and means the same in JSON.
+    with written_whole(path, errors="backslashreplace") as file:
+        _write(statement, file, path.suffix)
 
 
 def _write(statement: Statement, file: IO[str], suffix: str) -> None:
