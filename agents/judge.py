@@ -225,6 +225,9 @@ class LLMJudge:
         else:
             self._unanswered = 0
             found = self._checked(rows, answer)
+            if sample and found[0].unjudged_for in _ASKED_AGAIN:
+                # The last word on this row: kept, it would be all that a resumed search hears.
+                self._llm.forget(self._messages(rows), RowVerdicts, sample=sample)
         self._count_useless(rows, found)
         return found
 

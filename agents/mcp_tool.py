@@ -66,7 +66,9 @@ class FoundInstances(BaseModel):
     statement: list[str] = Field(description="The statement of completeness, in words.")
     counts: dict[str, int | None] = Field(description="Sentences stored, examined, matched ...")
     missed: dict[str, float] | None = Field(
-        default=None, description="Estimated number of instances missed, with an interval."
+        default=None,
+        description="Estimated number of instances missed, with an interval; the unjudged are not "
+        "counted in it.",
     )
     ended_by: str = Field(description="done, budget, cancelled or no answer.")
 

@@ -98,8 +98,10 @@ def test_a_model_and_its_budget(capsys, arguments, tmp_path):
 
     with FakeServer(Model(fault)) as server:
         given = [*arguments, "--llm", "m", "--base-url", server.url, "--record", tmp_path / "r"]
-        code, out, _ = run(capsys, *given, "--max-requests", "2", "--json")
+        few = ["--max-requests", "2", "--max-tokens", "321"]
+        code, out, _ = run(capsys, *given, *few, "--json")
         assert code == 3
+        assert {one.body["max_tokens"] for one in server.seen} == {321}
         found = json.loads(out)
         assert found["ended_by"] == "budget"
         assert found["cost"]["requests"] == len(server.seen) == 2
@@ -309,11 +311,16 @@ def test_the_benchmark_runs(cross_folder, corpus_lines, tmp_path):
     corpus.write_text("\n".join(corpus_lines[:80]))
     script = ROOT / "examples/benchmarks/find_in_wikitext.py"
     command = [sys.executable, script, queries, corpus, "--rerank", f"cross-encoder:{cross_folder}"]
-    result = subprocess.run(
-        [*command, "--limit", "2", "--json"], capture_output=True, text=True, cwd=tmp_path
-    )
+    with FakeServer(Model()) as server:
+        command += ["--llm", "m", "--base-url", server.url]
+        result = subprocess.run(
+            [*command, "--limit", "2", "--json"], capture_output=True, text=True, cwd=tmp_path
+        )
     assert result.returncode == 0, result.stderr
     found = json.loads(result.stdout)
+    assert server.seen
+    assert found["judged"]["missed"] == pytest.approx(4 * (1 - found["judged"]["recall"]))
+    assert found["judged"]["decided_by"]["model"] > 0
     assert (found["descriptions"], found["stored"], found["good_examined"]) == (2, 80, 1.0)
     recalls = [row["recall"] for row in found["cuts"]]
     assert recalls == sorted(recalls, reverse=True)

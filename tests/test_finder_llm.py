@@ -384,6 +384,19 @@ def test_the_record_alone_is_enough_to_go_on(index, tmp_path):
     assert by_text(again) == by_text(first)
 
 
+def test_a_verdict_of_no_use_is_not_all_that_a_resumed_search_hears(index, tmp_path):
+    def run(fault=None):
+        llm = {"cache": tmp_path / "r" / ANSWERS}
+        return ask(index, Model(fault), record=tmp_path / "r", llm=llm)
+
+    statement, _ = run(invented)
+    assert statement.unjudged_for == {"evidence": 23}
+    statement, seen = run()
+    assert len(seen) >= 5
+    assert statement.unjudged == 0
+    assert {row.text for row in statement.instances} == {*SURE, *TRUE}
+
+
 def test_a_cancelled_search_goes_on(index, tmp_path):
     cancel = threading.Event()
 
