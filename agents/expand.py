@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from pydantic import BaseModel
@@ -39,7 +39,12 @@ class NewDescriptions(BaseModel):
 
 
 def new_descriptions(
-    query: Query, plan: Plan, known: Sequence[str], instances: Sequence[Row], llm: LLM
+    query: Query,
+    plan: Plan,
+    known: Sequence[str],
+    instances: Sequence[Row],
+    llm: LLM,
+    cancelled: Callable[[], bool] = lambda: False,
 ) -> list[str]:
     """Ask a model which kinds of instances may be missing.
 
@@ -52,6 +57,7 @@ def new_descriptions(
         known: Descriptions that were searched for.
         instances: Confirmed ones.
         llm: The model.
+        cancelled: Whether nobody waits for it any more.
 
     Returns:
         New descriptions.
@@ -73,5 +79,5 @@ def new_descriptions(
         {"role": "system", "content": _TASK.format(most=MOST_DESCRIPTIONS)},
         {"role": "user", "content": content},
     ]
-    answer = llm.parse(messages, NewDescriptions)
+    answer = llm.parse(messages, NewDescriptions, cancelled=cancelled)
     return list(cleaned(answer.descriptions, MOST_DESCRIPTIONS, known))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import threading
 import time
 from collections.abc import AsyncIterator, Generator, Iterable, Iterator, Mapping, Sequence
@@ -29,7 +30,7 @@ from descsim_tools.agents.estimate import (
 from descsim_tools.agents.expand import NEIGHBOURS, SEEDS, new_descriptions
 from descsim_tools.agents.judge import LLMJudge, decide, probabilities
 from descsim_tools.agents.plan import Floats, Plan, Query, Searches, failure_of, make_plan
-from descsim_tools.agents.record import FindRecord
+from descsim_tools.agents.record import FindRecord, Hits
 from descsim_tools.agents.settings import FinderSettings
 from descsim_tools.agents.statement import (
     Cost,
@@ -210,6 +211,11 @@ class InstanceFinder:
 
         Closing the generator ends the search.
         """
+        if unknown := sorted(set(options) - set(FindOptions.__annotations__)):
+            raise TypeError(
+                f"find takes no {', '.join(unknown)}, only {', '.join(FindOptions.__annotations__)}"
+            )
+        _check_where(options.get("where"))
         query = Query.of(
             concept,
             all_of=options.get("all_of", ()),
@@ -272,6 +278,7 @@ class InstanceFinder:
             "query": query.to_dict(),
             "where": options.get("where"),
             "encoder": self.index.store.manifest.fingerprint,
+            "collection": self.index.store.id,
             "judges": list(self.judges),
         }
         record = FindRecord(options.get("record"), identity)
@@ -364,7 +371,7 @@ class _Search:
         self._reranker = self._finder.reranker()
         plan = self._record.plan
         if plan is None:
-            plan = make_plan(self._query, self._llm)
+            plan = make_plan(self._query, self._llm, self._cancel.is_set)
             if not plan.note:  # a plan that failed may be had by the next run
                 self._record.add_plan(plan)
             if plan.failed_for == "budget":
@@ -443,7 +450,9 @@ class _Search:
             if self._llm is not None and confirmed and len(self._query.positive) == 1:
                 known = self._searches.texts
                 try:
-                    texts = new_descriptions(self._query, self._plan, known, confirmed, self._llm)
+                    texts = new_descriptions(
+                        self._query, self._plan, known, confirmed, self._llm, self._cancel.is_set
+                    )
                     self._record.add_descriptions(number, texts)
                 except LLMError as error:
                     self._note_budget(failure_of(error), str(error))
@@ -478,15 +487,18 @@ class _Search:
     def _hits(self, name: str, vector: NDArray[np.float32], k: int) -> list[Hit]:
         """Ask the store, or the record if the store was asked before and has not changed since.
 
-        It has if it holds more or fewer rows, or lacks one of those that it gave.
+        It has if it holds more or fewer rows, or if one of those that it gave is gone or has
+        another text.
         """
         search = f"{k} of {self._store.count()}: {name}"
-        ids = self._record.hits(search)
-        records = self._store.get(ids) if ids is not None else []
-        if ids is not None and len(records) == len(ids):
-            return [Hit(str(r.id), 0.0, 1, r.text, r.metadata) for r in records]
+        known = self._record.hits(search)
+        if known is not None:
+            records = self._store.get(known.ids)
+            hits = [Hit(str(r.id), 0.0, 1, r.text, r.metadata) for r in records]
+            if Hits.of(hits) == known:
+                return hits
         hits = self._store.query(vector, k, self._where)
-        self._record.add_hits(search, [hit.id for hit in hits])
+        self._record.add_hits(search, Hits.of(hits))
         return hits
 
     def _still_yields(self, number: int) -> bool:
@@ -658,7 +670,11 @@ class _Search:
             [row for row in waiting if row.verdict.decided_by in (None, Decider.SCORE)]
         )
         chances = tuple(row.probability for row in rows if row.probability is not None)
-        left = stratum.size - len(rows)
+        # A row that nobody read stays in the band, so that a band of such rows is not known of.
+        now = [self._rows[row.id] for row in rows]
+        left = stratum.size - sum(
+            row.probability is not None or row.verdict.decided_by is Decider.MODEL for row in now
+        )
         return Evidence(UNREAD, stratum.low, stratum.high, left, chances, judged, found)
 
     def _rejected_bands(self, share: int) -> _Steps[list[Evidence]]:
@@ -762,6 +778,17 @@ class _Search:
         """Whether the model said of any row what counts, in this run or in an earlier one."""
         verdicts = (row.verdict for row in self._rows.values())
         return any(v.decided_by is Decider.MODEL or v.unjudged_for == "unsure" for v in verdicts)
+
+
+def _check_where(where: Mapping[str, Any] | None) -> None:
+    if where is None:
+        return
+    if not isinstance(where, Mapping):
+        raise TypeError(f"where is {where!r} ({type(where).__name__}), need a mapping")
+    try:
+        json.dumps(where, allow_nan=False)
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"where holds what no filter can ask for: {error}") from error
 
 
 def check_name(rerank: str) -> None:

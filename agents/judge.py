@@ -204,18 +204,20 @@ class LLMJudge:
             return [(row, unjudged("cancelled", "the search was cancelled")) for row in rows]
         if self.stopped:
             return [(row, unjudged(self._stopped_for, self.stopped)) for row in rows]
-        found = self._ask(rows, sample=0)
+        found = self._ask(rows, 0, stop)
         settled: list[tuple[Row, Verdict]] = []
         for row, verdict in zip(rows, found, strict=True):
             again = verdict.unjudged_for in _ASKED_AGAIN and not stop() and not self.stopped
-            settled.append((row, self._ask([row], sample=1)[0] if again else verdict))
+            settled.append((row, self._ask([row], 1, stop)[0] if again else verdict))
         return settled
 
-    def _ask(self, rows: Sequence[Row], sample: int) -> list[Verdict]:
+    def _ask(self, rows: Sequence[Row], sample: int, stop: Callable[[], bool]) -> list[Verdict]:
         from descsim_tools.llm import NoAnswerError, NoModelError
 
         try:
-            answer = self._llm.parse(self._messages(rows), RowVerdicts, sample=sample)
+            answer = self._llm.parse(
+                self._messages(rows), RowVerdicts, sample=sample, cancelled=stop
+            )
         except LLMError as error:
             if isinstance(error, NoModelError):
                 self.stopped = str(error)

@@ -23,7 +23,7 @@ from descsim_tools.agents.rag import RagAnswerer, last
 from descsim_tools.agents.statement import Statement
 from descsim_tools.agents.tooling import TOOL_DESCRIPTION, TOOL_NAME, FindArguments, answer
 
-__all__ = ["FindInstancesNode", "chat_runnable", "find_instances_tool", "rag_runnable"]
+__all__ = ["chat_runnable", "find_instances_node", "find_instances_tool", "rag_runnable"]
 
 _KEY = "descsim_turn"
 
@@ -56,6 +56,8 @@ def chat_runnable(bot: Chatbot) -> Runnable[dict[str, Any], dict[str, list[AnyMe
     """
 
     def reply(state: dict[str, Any]) -> dict[str, list[AnyMessage]]:
+        if not state["messages"]:
+            raise ValueError("there is no message; the last one must be a HumanMessage")
         *before, said = state["messages"]
         if not isinstance(said, HumanMessage):
             raise ValueError(f"the last message is a {type(said).__name__}, need a HumanMessage")
@@ -130,34 +132,39 @@ def find_instances_tool(
     )
 
 
-class FindInstancesNode:
-    """A node of a LangGraph graph: reads what to look for from the state, adds what was found.
+def find_instances_node(finder: InstanceFinder) -> Runnable[Any, dict[str, Any]]:
+    """Make a node of a LangGraph graph: it reads what to look for and adds what was found.
 
         >>> graph = StateGraph(State)  # a state with `concept`, `instances`, `statement`
-        ... graph.add_node("find", FindInstancesNode(finder))
+        ... graph.add_node("find", find_instances_node(finder))
 
     It reads `concept` and, where the state has them, `all_of`, `any_of`, `none_of`, `where`,
     `decisions` and `record`, as `InstanceFinder.find` takes them. It returns `instances`, the
     matched rows, and `statement`, everything, both as plain JSON values, which any checkpointer
-    keeps.
+    keeps. When an asynchronous graph is cancelled, the search ends too.
 
     Args:
         finder: Finds.
     """
 
-    def __init__(self, finder: InstanceFinder) -> None:
-        self._finder = finder
-
-    def __call__(self, state: Any) -> dict[str, Any]:
-        """Find, and return the update of the state."""
-        names = ("all_of", "any_of", "none_of", "where", "decisions", "record")
+    def options_of(state: Any) -> dict[str, Any]:
+        names = ("concept", "all_of", "any_of", "none_of", "where", "decisions", "record")
         given = {name: _of(state, name) for name in names}
-        options = {name: value for name, value in given.items() if value is not None}
-        statement = self._finder.find(_of(state, "concept"), **options)
+        return {name: value for name, value in given.items() if value is not None}
+
+    def update(statement: Statement) -> dict[str, Any]:
         return {
             "instances": [row.to_dict() for row in statement.instances],
             "statement": statement.to_dict(),
         }
+
+    def find(state: Any) -> dict[str, Any]:
+        return update(finder.find(**options_of(state)))
+
+    async def afind(state: Any) -> dict[str, Any]:
+        return update(await finder.afind(**options_of(state)))
+
+    return RunnableLambda(find, afind, name=TOOL_NAME)
 
 
 def _of(state: Any, name: str) -> Any:

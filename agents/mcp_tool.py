@@ -25,6 +25,7 @@ from mcp.server.mcpserver import Context
 from mcp.server.mcpserver.tools import Tool
 from pydantic import BaseModel, Field
 
+from descsim_tools.agents.files import written_whole
 from descsim_tools.agents.settings import FinderSettings
 from descsim_tools.agents.tooling import (
     ALL_OF_HELP,
@@ -94,18 +95,27 @@ class _Jobs:
         """Return a job's id and arguments, from either of the two."""
         if job_id is not None:
             path = self._folder / job_id / _ARGUMENTS
-            if not _JOB_ID.fullmatch(job_id) or not path.is_file():
-                raise ValueError(f"there is no job {job_id!r}; call with a concept to start one")
-            return job_id, json.loads(path.read_text(encoding="utf-8"))
+            if _JOB_ID.fullmatch(job_id) and path.is_file():
+                arguments = _read(path)
+                # Other stores and judges may keep their jobs in the same folder.
+                if self._id(arguments) == job_id:
+                    return job_id, arguments
+            raise ValueError(
+                f"there is no job {job_id!r} of this store and its judges; call with a concept to "
+                "start one"
+            )
         if not arguments["concept"]:
             raise ValueError("give a concept to look for, or the job_id of an earlier call")
-        store = self.finder().index.store
-        identity = [arguments, store.location, store.name, *self.finder().judges]
-        job_id = hashlib.sha256(json.dumps(identity).encode()).hexdigest()[:16]
+        job_id = self._id(arguments)
         folder = self._folder / job_id
         folder.mkdir(parents=True, exist_ok=True)
-        (folder / _ARGUMENTS).write_text(json.dumps(arguments), encoding="utf-8")
+        with written_whole(folder / _ARGUMENTS) as file:
+            json.dump(arguments, file)
         return job_id, arguments
+
+    def _id(self, arguments: Any) -> str:
+        identity = [arguments, self.finder().index.store.id, *self.finder().judges]
+        return hashlib.sha256(json.dumps(identity).encode()).hexdigest()[:16]
 
     def run(
         self,
@@ -129,6 +139,14 @@ class _Jobs:
             if str(statement.ended_by) == "done":
                 self._done[job_id] = statement
             return statement
+
+
+def _read(path: Path) -> Any:
+    """Read a job's arguments; what is damaged is those of no job."""
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except ValueError:
+        return None
 
 
 def find_instances_tool(

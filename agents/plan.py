@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+import re
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +23,7 @@ MOST_DESCRIPTIONS = 4
 """Descriptions of a condition that a model may add to the user's own."""
 
 _LONGEST = 300
+_HALF = re.compile("[\ud800-\udfff]")
 _PLAN_TASK = """\
 A user wants all sentences of a corpus that are concrete instances of what he describes. Sentences \
 are found by descriptions: abstract statements of what a sentence is about, in general words.
@@ -66,9 +68,10 @@ class Query:
             TypeError: A list of descriptions is a string.
             ValueError: A description is blank, or there is nothing to look for.
         """
-        first = () if concept is None else (concept,)
+        first = () if concept is None else _texts((concept,), "concept")
+        others = _texts(_listed(all_of, "all_of"), "all_of")
         return cls(
-            _texts((*first, *_listed(all_of, "all_of")), "all_of"),
+            tuple(dict.fromkeys((*first, *others))),
             _texts(_listed(any_of, "any_of"), "any_of"),
             _texts(_listed(none_of, "none_of"), "none_of"),
         )
@@ -182,16 +185,24 @@ def user_plan(query: Query, note: str = "", failed_for: str = "") -> Plan:
 
 def failure_of(error: LLMError) -> str:
     """Return in a word why a model gave nothing that can be used."""
-    from descsim_tools.llm import BudgetError, NoAnswerError, NoModelError, OutputError
+    from descsim_tools.llm import (
+        BudgetError,
+        CancelledError,
+        NoAnswerError,
+        NoModelError,
+        OutputError,
+    )  # fmt: skip
 
     if isinstance(error, BudgetError):
         return "budget"
+    if isinstance(error, CancelledError):
+        return "cancelled"
     if isinstance(error, NoAnswerError | NoModelError):
         return "no answer"
     return error.kind if isinstance(error, OutputError) else "refused"
 
 
-def make_plan(query: Query, llm: LLM | None) -> Plan:
+def make_plan(query: Query, llm: LLM | None, cancelled: Callable[[], bool] = lambda: False) -> Plan:
     """Ask a model for descriptions; no text of the corpus is in what it reads.
 
     A model that fails, declines or is over its budget leaves the user's text as it is, with a note.
@@ -204,7 +215,7 @@ def make_plan(query: Query, llm: LLM | None) -> Plan:
     from descsim_tools.llm import NoModelError
 
     try:
-        answer = llm.parse(_plan_messages(query), PlanAnswer)
+        answer = llm.parse(_plan_messages(query), PlanAnswer, cancelled=cancelled)
     except NoModelError:
         raise
     except LLMError as error:
@@ -267,6 +278,8 @@ def _plan_messages(query: Query) -> list[dict[str, str]]:
 def _listed(texts: Iterable[str], name: str) -> tuple[str, ...]:
     if isinstance(texts, str):
         raise TypeError(f"{name} is one string, need a list of descriptions: [{texts!r}]")
+    if not isinstance(texts, Iterable):
+        raise TypeError(f"{name} is {texts!r}, need a list of descriptions")
     return tuple(texts)
 
 
@@ -275,5 +288,9 @@ def _texts(texts: tuple[str, ...], name: str) -> tuple[str, ...]:
         if not isinstance(text, str):
             raise TypeError(f"{name} holds {text!r} ({type(text).__name__}), need strings")
         if not text.strip():
-            raise ValueError(f"a description in {name} is blank; say what you look for")
+            raise ValueError(f"{name} has a blank description; say what you look for")
+        if _HALF.search(text):
+            raise ValueError(
+                f"{name} has half a character, as of a text that is no UTF-8: {text!a}"
+            )
     return tuple(dict.fromkeys(" ".join(text.split()) for text in texts))

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
@@ -19,6 +19,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from descsim_tools.agents.plan import Plan
 from descsim_tools.agents.statement import Cost, Row, Verdict
 from descsim_tools.errors import DataError
+from descsim_tools.types import Hit
 
 RECORD = "record.jsonl"
 ANSWERS = "answers.sqlite"
@@ -50,9 +51,27 @@ class _DescriptionsEntry(_Entry):
     descriptions: list[str]
 
 
+class Hits(BaseModel):
+    """What a search gave.
+
+    Attributes:
+        ids: In the order of the store's answer.
+        texts: Digest of their texts, as a row may get another one under its id.
+    """
+
+    ids: list[str]
+    texts: str
+
+    @classmethod
+    def of(cls, hits: Sequence[Hit]) -> Hits:
+        """Describe hits."""
+        texts = json.dumps([hit.text for hit in hits])
+        return cls(ids=[hit.id for hit in hits], texts=hashlib.sha256(texts.encode()).hexdigest())
+
+
 class _HitsEntry(_Entry):
     search: str
-    ids: list[str]
+    hits: Hits
 
 
 class _ScoreEntry(_Entry):
@@ -103,7 +122,7 @@ class FindRecord:
         self.plan: Plan | None = None
         self.descriptions: dict[int, list[str]] = {}
         self.earlier = Cost()
-        self._hits: dict[str, list[str]] = {}
+        self._hits: dict[str, Hits] = {}
         self._scores: dict[str, tuple[float, bool]] = {}
         self._verdicts: dict[str, Verdict] = {}
         self._run = Cost()
@@ -128,14 +147,14 @@ class FindRecord:
         """Return what a model said of a row, if it was asked before."""
         return self._verdicts.get(_key(row))
 
-    def hits(self, search: str) -> list[str] | None:
-        """Return the ids that a search gave, if it was made before."""
+    def hits(self, search: str) -> Hits | None:
+        """Return what a search gave, if it was made before."""
         return self._hits.get(search)
 
-    def add_hits(self, search: str, ids: list[str]) -> None:
+    def add_hits(self, search: str, hits: Hits) -> None:
         """Keep what a search gave: an approximate index may give other rows once reopened."""
-        self._hits[search] = ids
-        self._write("hits", search=search, ids=ids)
+        self._hits[search] = hits
+        self._write("hits", search=search, hits=hits.model_dump())
 
     def add_plan(self, plan: Plan) -> None:
         """Keep the plan."""
@@ -170,7 +189,12 @@ class FindRecord:
         self._write("event", message=message)
 
     def _open(self, folder: Path, identity: dict[str, Any]) -> None:
-        folder.mkdir(parents=True, exist_ok=True)
+        if (folder / "chroma.sqlite3").exists():
+            raise DataError(f"{folder} is a store; name another folder for the record")
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise DataError(f"the record cannot be kept in {folder}: {error.strerror}") from error
         # Not one lock a thread: an asynchronous search runs in another thread than its caller.
         self._lock = FileLock(folder / ".lock", thread_local=False)
         try:
@@ -221,8 +245,8 @@ class FindRecord:
                 self.plan = plan
             case _DescriptionsEntry(round=number, descriptions=texts):
                 self.descriptions[number] = texts
-            case _HitsEntry(search=search, ids=ids):
-                self._hits[search] = ids
+            case _HitsEntry(search=search, hits=hits):
+                self._hits[search] = hits
             case _ScoreEntry(key=key, p=p, truncated=truncated):
                 self._scores[key] = (p, truncated)
             case _VerdictEntry(key=key, verdict=verdict):

@@ -5,6 +5,7 @@ import json
 import threading
 import time
 from dataclasses import replace
+from datetime import date
 
 import pytest
 
@@ -153,8 +154,15 @@ def test_conditions(tmp_path):
     [
         ((), {}, ValueError, "nothing to look for"),
         ((), {"none_of": ["x"]}, ValueError, "nothing to look for"),
-        ((" ",), {}, ValueError, "blank"),
+        ((" ",), {}, ValueError, "concept has a blank description"),
+        (("x",), {"all_of": [" "]}, ValueError, "all_of has a blank description"),
         (("x",), {"all_of": "y"}, TypeError, r"all_of is one string, need a list"),
+        (("x",), {"all_of": None}, TypeError, r"all_of is None, need a list"),
+        (("caf\udce9",), {}, ValueError, "concept has half a character"),
+        (("x",), {"noneof": ["y"]}, TypeError, "find takes no noneof, only all_of"),
+        (("x",), {"where": [1]}, TypeError, r"where is \[1\] \(list\), need a mapping"),
+        (("x",), {"where": {"a": float("nan")}}, ValueError, "where holds what no filter"),
+        (("x",), {"where": {"a": date(2026, 1, 1)}}, ValueError, "where holds what no filter"),
         (("x",), {"any_of": [1]}, TypeError, "any_of holds 1"),
         (("x",), {"where": {"$no": 1}}, StoreError, "filter|where"),
         (("x",), {"decisions": {"nobody": True}}, ValueError, "1 ids that are not in the store"),
@@ -319,6 +327,40 @@ def test_a_store_that_grew_is_searched_again(tmp_path):
     assert finder.reranker().read == [FORGED[1]]
 
 
+def test_a_record_of_another_store_is_refused(tmp_path):
+    """Equal ids and as many rows say nothing: what was found there would hide what is here."""
+    for name, texts in (("a", noise(20)), ("b", [*noise(18), *FORGED[:2]])):
+        with make_index(texts, tmp_path / name) as index:
+            if name == "a":
+                assert finder_of(index).find(FORGERY, record=tmp_path / "r").matched == 0
+                continue
+            with pytest.raises(DataError, match="holds another search: its collection is"):
+                finder_of(index).find(FORGERY, record=tmp_path / "r")
+            assert finder_of(index).find(FORGERY).matched == 2
+            with pytest.raises(DataError, match="is a store; name another folder"):
+                finder_of(index).find(FORGERY, record=tmp_path / name)
+    (tmp_path / "f").write_text("")
+    with make_index(noise(3), tmp_path / "c") as index, pytest.raises(DataError, match="kept in"):
+        finder_of(index).find(FORGERY, record=tmp_path / "f" / "r")
+
+
+def test_a_store_whose_texts_changed_is_searched_again(tmp_path):
+    texts = [f"people who saw documents {n}" for n in range(30)]
+    with make_index([*texts, *noise(30)], tmp_path / "s") as index:
+        finder = finder_of(index, settings=FinderSettings(depth=5, sample=0, rounds=0))
+        assert finder.find(FORGERY, record=tmp_path / "r").matched == 0
+        index.store.upsert(
+            [Record(f"{text} p=0.9", str(n)) for n, text in enumerate(texts[:5])],
+            index.encoder.encode_sentences(["x"] * 5),
+        )
+        index.store.upsert(
+            [Record(FORGED[n], str(n + 40)) for n in range(5)],
+            index.encoder.encode_sentences(FORGED[:5]),
+        )
+        statement = finder.find(FORGERY, record=tmp_path / "r")
+        assert {row.text for row in statement.instances} == set(FORGED[:5])
+
+
 def test_a_record_of_another_search_is_refused(index, tmp_path):
     finder_of(index).find(FORGERY, record=tmp_path / "r")
     with pytest.raises(DataError, match="holds another search: its query is"):
@@ -339,7 +381,7 @@ def test_a_record_of_another_search_is_refused(index, tmp_path):
         '{"event": "plan", "plan": []}',
         '{"event": "descriptions", "round": "1", "descriptions": []}',
         '{"event": "descriptions", "round": 1, "descriptions": "text"}',
-        '{"event": "hits", "search": "x", "ids": [1]}',
+        '{"event": "hits", "search": "x", "hits": {"ids": [1], "texts": ""}}',
         '{"event": "score", "key": "x", "p": "0.4", "truncated": false}',
         '{"event": "score", "key": "x", "p": 4, "truncated": false}',
         '{"event": "score", "key": "x", "p": NaN, "truncated": false}',
@@ -387,7 +429,8 @@ def test_two_searches_do_not_share_a_record(index, tmp_path):
 def test_a_sentence_that_changed_is_judged_anew(tmp_path):
     with make_index([FORGED[0], "x"], tmp_path / "s") as index:
         assert finder_of(index).find(FORGERY, record=tmp_path / "r").matched == 1
-    with make_index([FORGED[0].replace("p=0.90", "p=0.10"), "x"], tmp_path / "t") as index:
+        changed = FORGED[0].replace("p=0.90", "p=0.10")
+        index.store.upsert([Record(changed, "0")], index.encoder.encode_sentences([changed]))
         assert finder_of(index).find(FORGERY, record=tmp_path / "r").matched == 0
 
 

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import threading
+import time
 from dataclasses import replace
 
 import pytest
@@ -123,6 +124,31 @@ def test_a_model_alone_judges_all(index):
     assert statement.missed.high > 0
 
 
+def test_rows_that_nobody_judged_are_not_counted_as_no(tmp_path):
+    """Where the model is all the judge there is, a sample that it does not decide tells nothing."""
+    settings = FinderSettings(depth=5, sample=40, min_score=0.3, rounds=0)
+    with make_index([*TRUE, *noise(20)], tmp_path / "s") as index:
+        for fault in (refusal, unsure):
+            statement, _ = only_model(index, Model(fault), settings)
+            assert statement.missed is None
+            assert "not estimated" in str(statement)
+        statement, _ = only_model(index, Model(), settings, Budget(requests=2))
+        assert statement.missed is None
+        statement, _ = only_model(index, Model(), settings)
+        assert statement.missed is not None
+
+
+def only_model(index, model, settings, budget=None):
+    with FakeServer(model) as server:
+        with LLM("m", base_url=server.url, attempts=1, concurrency=1, budget=budget) as client:
+            finder = InstanceFinder(index, rerank=None, llm=client, settings=settings)
+            return finder.find(FORGERY), server.seen
+
+
+def unsure(seen, number):
+    return verdicts(verdict(row, "unsure") for row in rows_of(seen))
+
+
 # --- faults: what is not answered well is unjudged, never no ------------------------------------
 
 
@@ -228,6 +254,26 @@ def test_evidence_that_shows_nothing_is_told_of(tmp_path):
     row = rows(statement, "It did so at last.")
     assert row.verdict.unjudged_for == "evidence"
     assert "too short to show anything" in row.verdict.reason
+
+
+@pytest.mark.parametrize("retry_after", ["20", None])
+def test_a_cancelled_search_waits_for_no_further_attempt(index, retry_after):
+    cancel = threading.Event()
+    headers = {"retry-after": retry_after} if retry_after else {}
+
+    def fault(seen, number):
+        threading.Timer(0.3, cancel.set).start()
+        return error(429 if retry_after else 500, "slow down", headers)
+
+    started = time.monotonic()
+    llm = {"attempts": 8, "concurrency": 4}
+    statement, seen = ask(index, Model(fault), cancel=cancel, llm=llm)
+    assert time.monotonic() - started < 15
+    assert str(statement.ended_by) == "cancelled"
+    assert set(statement.unjudged_for) == {"cancelled"}
+    asked = len(seen)
+    time.sleep(1)
+    assert len(seen) == asked
 
 
 @pytest.mark.parametrize(

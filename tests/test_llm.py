@@ -16,6 +16,7 @@ from descsim_tools.llm import (
     LLM,
     Budget,
     BudgetError,
+    CancelledError,
     CutError,
     EmptyError,
     InvalidError,
@@ -566,6 +567,30 @@ def test_a_file_that_is_no_cache(tmp_path):
         LLM("m", api_key="k", cache=tmp_path / "c")
 
 
+@pytest.mark.parametrize("price", [float("nan"), float("inf"), -1.0])
+def test_a_price_is_a_number(price):
+    with pytest.raises(ValueError, match="the price of tokens_out is"):
+        Price(1.0, price)
+
+
+def test_a_cancelled_call_sends_nothing_more(serve):
+    server = serve([error(500, "oops \x1b[31m")] * 9)
+    left = threading.Event()
+    threading.Timer(0.5, left.set).start()
+    with client(server, attempts=9, patience=1000) as llm:
+        with pytest.raises(CancelledError, match="cancelled"):
+            llm.parse("?", Rivers, cancelled=left.is_set)
+        asked = len(server.seen)
+        assert 1 <= asked < 9
+        with pytest.raises(CancelledError):
+            llm.parse("another", Rivers, cancelled=left.is_set)
+        assert len(server.seen) == asked
+        assert llm.spent.requests == asked
+    with client(server, attempts=1) as llm, pytest.raises(NoAnswerError) as told:
+        llm.complete("?")
+    assert r"oops \x1b[31m" in str(told.value)
+
+
 @pytest.mark.parametrize("budget", [Budget(requests=0), Budget(tokens=0), Budget(cost=0)])
 def test_a_budget_of_nothing_sends_nothing(serve, budget):
     server = serve([Reply("paid")])
@@ -704,7 +729,7 @@ class Clock:
     def __call__(self):
         return self.now
 
-    def sleep(self, seconds):
+    def sleep(self, cancelled, seconds):
         self.slept.append(seconds)
         self.now += seconds
 

@@ -15,8 +15,15 @@ def literal(text: object, most: int | None = _SHOWN) -> Any:
     shown = " ".join(str(text).split())
     if most is not None and len(shown) > most:
         shown = f"{shown[:most]}... ({len(shown):,} characters)"
-    visible = (c if c.isprintable() else c.encode("unicode_escape").decode() for c in shown)
-    return Text("".join(visible), overflow="fold")
+    return Text(visible(shown), overflow="fold")
+
+
+def visible(text: str) -> str:
+    """Return a text with escapes for what steers a terminal, but for line ends."""
+    shown = (
+        c if c.isprintable() or c == "\n" else c.encode("unicode_escape").decode() for c in text
+    )
+    return "".join(shown)
 
 
 def show(table: Any) -> None:

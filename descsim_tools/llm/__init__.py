@@ -7,6 +7,7 @@ from descsim_tools.llm import _extra  # noqa: F401  (names the extra before `ope
 from descsim_tools.llm.client import LLM, Answer
 from descsim_tools.llm.errors import (
     BudgetError,
+    CancelledError,
     CutError,
     EmptyError,
     InvalidError,
@@ -24,6 +25,7 @@ __all__ = [
     "Answer",
     "Budget",
     "BudgetError",
+    "CancelledError",
     "CutError",
     "EmptyError",
     "InvalidError",

@@ -12,7 +12,7 @@ import re
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from email.utils import parsedate_to_datetime
 from pathlib import Path
 from typing import Any, TypeVar
@@ -24,6 +24,7 @@ from pydantic import BaseModel
 
 from descsim_tools.errors import LLMError
 from descsim_tools.llm.errors import (
+    CancelledError,
     CutError,
     EmptyError,
     InvalidError,
@@ -34,7 +35,7 @@ from descsim_tools.llm.errors import (
     RequestRefusedError,
 )
 from descsim_tools.llm.ledger import Budget, Ledger, Price, Spent
-from descsim_tools.llm.limiter import RateLimiter
+from descsim_tools.llm.limiter import RateLimiter, sleep_unless
 from descsim_tools.llm.structured import (
     OutputMode,
     instruction,
@@ -56,8 +57,19 @@ Message = Mapping[str, str]
 T = TypeVar("T", bound=BaseModel)
 R = TypeVar("R")
 
-_Used = dict[str, bool]
-"""Keys of the answers that a call has used, and whether each was in the cache."""
+
+@dataclass(frozen=True, slots=True)
+class _Call:
+    """What goes along with a call through all that it asks.
+
+    Attributes:
+        used: Keys of the answers that it has used, and whether each was in the cache.
+        cancelled: Whether its caller waits no more.
+    """
+
+    cancelled: Callable[[], bool] = lambda: False
+    used: dict[str, bool] = field(default_factory=dict)
+
 
 _NO_KEY = "no-key"
 _CONNECT_SECONDS = 10.0
@@ -267,8 +279,8 @@ class LLM:
         """
         request = _Request(_conversation(messages), None, sample)
 
-        def ask(used: _Used) -> Answer:
-            answer = self._ask(request, used)
+        def ask(call: _Call) -> Answer:
+            answer = self._ask(request, call)
             if answer.finish_reason == "length":
                 raise _cut(self._max_tokens, answer.text)
             return answer
@@ -282,6 +294,7 @@ class LLM:
         *,
         sample: int = 0,
         repairs: int = 1,
+        cancelled: Callable[[], bool] = lambda: False,
     ) -> T:
         """Ask for an object of a schema.
 
@@ -293,8 +306,11 @@ class LLM:
             schema: What to return.
             sample: As in `complete`.
             repairs: How often a model that gave something invalid is told so and asked again.
+            cancelled: Asked before each request and while one waits for its turn or for the next
+                attempt; what is under way is awaited.
 
         Raises:
+            CancelledError: `cancelled` said so.
             InvalidError: The answer does not fit the schema, repairs included.
             LLMError: As in `complete`.
             ValueError: `repairs` is below 0.
@@ -302,7 +318,9 @@ class LLM:
         if repairs < 0:
             raise ValueError(f"repairs is {repairs}, need a number from 0 up")
         conversation = _conversation(messages)
-        return self._usable(lambda used: self._parsed(conversation, schema, sample, repairs, used))
+        return self._usable(
+            lambda call: self._parsed(conversation, schema, sample, repairs, call), cancelled
+        )
 
     def forget(
         self, messages: str | Sequence[Message], schema: type[BaseModel], *, sample: int = 0
@@ -318,33 +336,35 @@ class LLM:
         requests = [_structured(conversation, schema, mode, sample) for mode in OutputMode]
         self._ledger.forget(map(self._key, requests))
 
-    def _usable(self, ask: Callable[[_Used], R]) -> R:
+    def _usable(
+        self, ask: Callable[[_Call], R], cancelled: Callable[[], bool] = lambda: False
+    ) -> R:
         """Return what a call gives, or forget the answers of which it could make nothing.
 
         A kill may have kept such answers, or another thread may have asked for them: those are not
         believed, but asked for once more.
         """
-        used: _Used = {}
+        call = _Call(cancelled)
         try:
-            return ask(used)
+            return ask(call)
         except OutputError as error:
-            self._ledger.forget(used)
-            if not any(used.values()):
+            self._ledger.forget(call.used)
+            if not any(call.used.values()):
                 raise
             logger.info("asking again, since what was kept is of no use: %s", error)
-        used.clear()
+        call.used.clear()
         try:
-            return ask(used)
+            return ask(call)
         except OutputError:
-            self._ledger.forget(used)
+            self._ledger.forget(call.used)
             raise
 
     def _parsed(
-        self, conversation: list[Message], schema: type[T], sample: int, repairs: int, used: _Used
+        self, conversation: list[Message], schema: type[T], sample: int, repairs: int, call: _Call
     ) -> T:
         remaining = repairs
         while True:
-            answer = self._ask_structured(conversation, schema, sample, used)
+            answer = self._ask_structured(conversation, schema, sample, call)
             try:
                 return parse(answer.text, schema)
             except InvalidError as error:
@@ -365,16 +385,16 @@ class LLM:
                 ]
 
     def _ask_structured(
-        self, conversation: list[Message], schema: type[BaseModel], sample: int, used: _Used
+        self, conversation: list[Message], schema: type[BaseModel], sample: int, call: _Call
     ) -> Answer:
         requests = {mode: _structured(conversation, schema, mode, sample) for mode in OutputMode}
         for request in requests.values():  # an earlier run may have found the server to know less
             if self._ledger.answer(self._key(request)) is not None:
-                return self._ask(request, used)
+                return self._ask(request, call)
         first: _OptionRefused | None = None
         for mode in list(self._modes):
             try:
-                kept, cached = self._fetch(requests[mode], used)
+                kept, cached = self._fetch(requests[mode], call)
             except _OptionRefused as error:
                 logger.info("the server refuses %s output: %s", mode, error)
                 first = first or error
@@ -384,31 +404,34 @@ class LLM:
             return _read(kept, cached)
         raise first or AssertionError("there is no mode")
 
-    def _ask(self, request: _Request, used: _Used) -> Answer:
-        return _read(*self._fetch(request, used))
+    def _ask(self, request: _Request, call: _Call) -> Answer:
+        return _read(*self._fetch(request, call))
 
-    def _fetch(self, request: _Request, used: _Used) -> tuple[dict[str, Any], bool]:
+    def _fetch(self, request: _Request, call: _Call) -> tuple[dict[str, Any], bool]:
         """Return the answer to a request, and whether it was in the cache."""
         key = self._key(request)
         with self._ledger.asking(key):
             kept = self._ledger.answer(key)
-            used[key] = kept is not None
+            call.used[key] = kept is not None
             if kept is not None:
                 return kept, True
             with self._slots:
-                return self._retried(key, request), False
+                return self._retried(key, request, call.cancelled), False
 
-    def _retried(self, key: str, request: _Request) -> dict[str, Any]:
+    def _retried(
+        self, key: str, request: _Request, cancelled: Callable[[], bool]
+    ) -> dict[str, Any]:
         retrying = tenacity.Retrying(
             retry=tenacity.retry_if_exception_type(_Failed),
             stop=tenacity.stop_after_attempt(self._attempts)
             | tenacity.stop_before_delay(self._patience),
+            sleep=lambda seconds: sleep_unless(cancelled, seconds),
             wait=_wait,
             before_sleep=self._log_retry,
             reraise=True,
         )
         try:
-            return retrying(self._attempt, key, request)
+            return retrying(self._attempt, key, request, cancelled)
         except _Failed as error:
             made = retrying.statistics.get("attempt_number", 1)
             if not error.reached:
@@ -428,10 +451,14 @@ class LLM:
             state.attempt_number, self._attempts, error, seconds,
         )  # fmt: skip
 
-    def _attempt(self, key: str, request: _Request) -> dict[str, Any]:
+    def _attempt(
+        self, key: str, request: _Request, cancelled: Callable[[], bool]
+    ) -> dict[str, Any]:
         """Send a request once, keep the answer and the account, and write both down."""
         bound = request.most_tokens()
-        self._limiter.wait(bound // 4 + self._max_tokens)
+        self._limiter.wait(bound // 4 + self._max_tokens, cancelled)
+        if cancelled():
+            raise CancelledError("the call was cancelled before a request was sent")
         number = self._ledger.enter(bound, self._max_tokens)
         entry: dict[str, Any] = {
             "key": key,
@@ -693,7 +720,9 @@ def _cut(max_tokens: int, text: str) -> CutError:
 
 
 def _excerpt(text: str, length: int = 200) -> str:
+    """Shorten a server's text, and escape what would steer a terminal."""
     text = " ".join(text.split())
+    text = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
     return text if len(text) <= length else text[:length] + " ..."
 
 

@@ -15,6 +15,10 @@ class NoAnswerError(LLMError):
     """The server gave no answer, after all retries: it hangs, drops connections or fails."""
 
 
+class CancelledError(LLMError):
+    """The caller cancelled before a request was sent."""
+
+
 class RequestRefusedError(LLMError):
     """The server says that this request is wrong, for example too long; others may be right."""
 

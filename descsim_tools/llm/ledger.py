@@ -8,6 +8,7 @@ killed or the connection broke, stays entered at the most: a budget is never exc
 from __future__ import annotations
 
 import json
+import math
 import sqlite3
 import threading
 import time
@@ -40,6 +41,12 @@ class Price:
 
     tokens_in: float
     tokens_out: float
+
+    def __post_init__(self) -> None:
+        for name in ("tokens_in", "tokens_out"):
+            price = getattr(self, name)
+            if not 0 <= price < math.inf:
+                raise ValueError(f"the price of {name} is {price}, need a number from 0 up")
 
     def of(self, tokens_in: int, tokens_out: int) -> float:
         """Return what so many tokens cost."""

@@ -8,6 +8,14 @@ from collections import deque
 from collections.abc import Callable
 
 _WINDOW = 60.0
+_LOOK_EVERY = 0.1
+
+
+def sleep_unless(cancelled: Callable[[], bool], seconds: float) -> None:
+    """Sleep, but no longer than until a caller cancels."""
+    end = time.monotonic() + seconds
+    while not cancelled() and (left := end - time.monotonic()) > 0:
+        time.sleep(min(left, _LOOK_EVERY))
 
 
 class RateLimiter:
@@ -22,7 +30,7 @@ class RateLimiter:
         tokens_per_minute: int | None = None,
         *,
         clock: Callable[[], float] = time.monotonic,
-        sleep: Callable[[float], object] = time.sleep,
+        sleep: Callable[[Callable[[], bool], float], object] = sleep_unless,
     ) -> None:
         for name, limit in (("requests", requests_per_minute), ("tokens", tokens_per_minute)):
             if limit is not None and limit < 1:
@@ -35,10 +43,10 @@ class RateLimiter:
         self._closed_until = 0.0
         self._lock = threading.Lock()
 
-    def wait(self, tokens: int) -> None:
-        """Wait until a request of so many tokens may be sent."""
-        while (seconds := self._try(tokens)) > 0:
-            self._sleep(seconds)
+    def wait(self, tokens: int, cancelled: Callable[[], bool] = lambda: False) -> None:
+        """Wait until a request of so many tokens may be sent, or its caller cancels."""
+        while not cancelled() and (seconds := self._try(tokens)) > 0:
+            self._sleep(cancelled, seconds)
 
     def pause(self, seconds: float) -> None:
         """Let nothing pass for some seconds, as a server asked for."""

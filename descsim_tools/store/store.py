@@ -50,6 +50,12 @@ class Store:
 
     Make one with `create` or `open`, and `close` it, or use it as a context manager. Only one
     process may write to a folder at a time; any number may read.
+
+    Attributes:
+        location: The folder or the server's address.
+        name: Of the collection.
+        id: Of the collection, as Chroma gave it; no two have the same, wherever they lie.
+        manifest: What it was made with.
     """
 
     def __init__(self, location: str, collection: str, client: Client) -> None:
@@ -57,6 +63,7 @@ class Store:
         self.name = collection
         self._client: Client | None = client
         self._collection = client.get_collection(collection, embedding_function=None)
+        self.id = str(self._collection.id)
         self.manifest = Manifest.from_metadata(self._collection.metadata, location)
         check_space(self._collection.configuration_json, location, self.manifest.space)
         self._seen = self._stamp()

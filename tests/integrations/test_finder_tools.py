@@ -10,12 +10,24 @@ import pytest
 from mcp import Client
 
 from descsim_tools.agents import FinderSettings, InstanceFinder
-from descsim_tools.agents.langchain import FindInstancesNode
+from descsim_tools.agents.langchain import find_instances_node
 from descsim_tools.agents.langchain import find_instances_tool as langchain_tool
 from descsim_tools.agents.llama_index import find_instances_tool as llama_index_tool
 from descsim_tools.agents.mcp_tool import find_instances_tool as mcp_tool
 from descsim_tools.integrations.mcp_server import create_server
-from tests.finder_world import FORGERY, QUICK, Known, Words, finder_of, make_index, marked, noise
+from descsim_tools.llm import LLM
+from tests.fake_llm import FakeServer
+from tests.finder_world import (
+    FORGERY,
+    QUICK,
+    Known,
+    Model,
+    Words,
+    finder_of,
+    make_index,
+    marked,
+    noise,
+)
 
 FORGED = [f"{FORGERY} in town {n} p=0.9" for n in range(6)]
 
@@ -37,7 +49,7 @@ def test_langchain_tool(index):
     assert set(tool.args) == {"concept", "all_of", "any_of", "none_of"}
     assert tool.invoke(call).artifact.query.none_of == ("town",)
     call["args"] = {"concept": " "}
-    assert "The search failed: a description in all_of is blank" in tool.invoke(call).content
+    assert "The search failed: concept has a blank description" in tool.invoke(call).content
     call["args"] = {"wrong": 1}
     assert "cannot be used" in tool.invoke(call).content
 
@@ -82,7 +94,7 @@ async def test_langgraph_node(index, state):
     from langgraph.graph import END, START, StateGraph
 
     graph = StateGraph(state)
-    graph.add_node("find", FindInstancesNode(finder_of(index)))
+    graph.add_node("find", find_instances_node(finder_of(index)))
     graph.add_edge(START, "find")
     graph.add_edge("find", END)
     app = graph.compile(checkpointer=InMemorySaver())
@@ -93,6 +105,31 @@ async def test_langgraph_node(index, state):
         assert {row["text"] for row in found["instances"]} == set(FORGED)
         assert found["statement"]["matched"] == 6
     assert json.loads(json.dumps(app.get_state(config).values["statement"]))["matched"] == 6
+
+
+async def test_a_cancelled_graph_ends_the_search(index):
+    from langgraph.graph import START, StateGraph
+
+    def slow(seen, number):
+        time.sleep(0.2)
+
+    settings = FinderSettings(depth=46, sample=0, batch=1)
+    model = Model(slow)
+    with FakeServer(model) as server, LLM("m", base_url=server.url, concurrency=1) as llm:
+        finder = InstanceFinder(index, rerank=None, llm=llm, settings=settings)
+        graph = StateGraph(State)
+        graph.add_node("find", find_instances_node(finder))
+        graph.add_edge(START, "find")
+        task = asyncio.create_task(graph.compile().ainvoke({"concept": FORGERY}))
+        while not model.asked:
+            await asyncio.sleep(0.02)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        asked = len(server.seen)
+        await asyncio.sleep(1.5)
+        assert len(server.seen) <= asked + 1
+        assert len(model.asked) < 10  # of 46 rows
 
 
 # --- MCP ----------------------------------------------------------------------------------------
@@ -176,6 +213,24 @@ async def test_a_cancelled_job_goes_on_by_its_id(index, tmp_path, words_as_encod
         same = (await client.call_tool("find_instances", arguments)).structured_content
         assert same["job_id"] == job
         assert len(reranker.read) == read
+
+
+async def test_a_job_is_of_one_store(index, tmp_path, words_as_encoder):
+    jobs = tmp_path / "jobs"
+    async with Client(serve(index, jobs)) as client:
+        result = await client.call_tool("find_instances", {"concept": FORGERY})
+        job = result.structured_content["job_id"]
+    other = make_index(FORGED, tmp_path / "other")
+    async with Client(serve(other, jobs)) as client:
+        refused = await client.call_tool("find_instances", {"job_id": job})
+        assert refused.is_error
+        assert "of this store" in refused.content[0].text
+        result = await client.call_tool("find_instances", {"concept": FORGERY})
+        job = result.structured_content["job_id"]
+        for damaged in ("{", '["x"]', ""):
+            (jobs / job / "arguments.json").write_text(damaged)
+            refused = await client.call_tool("find_instances", {"job_id": job})
+            assert "there is no job" in refused.content[0].text
 
 
 def test_a_finder_is_what_the_tools_share(index):
