@@ -419,6 +419,13 @@ def test_the_command_line(whole_run, tmp_path, capsys):
     assert f"fitted on {fitted['pairs']} pairs only" in err
     assert fitted["calibration"]["fitted_on"] == "dev.jsonl, dev-groups.jsonl"
     assert 0 <= fitted["ece"] <= 1
+    tuned = fitted["combination"]["weight"]
+    given = [*command, "--encoder", str(encoder), "--weight", str(tuned + 7), "--json"]
+    assert main(given) == 0
+    other = json.loads(capsys.readouterr().out)
+    assert other["combination"]["weight"] == tuned + 7
+    assert other["calibration"] == fitted["calibration"]
+    assert other["gain"] <= fitted["gain"] + 1e-9
     assert main(["eval", str(dev_groups), "--rerank", f"combined:{tmp_path}", "--json"]) == 0
     shown = json.loads(capsys.readouterr().out)
     assert 0 <= shown["ece"] <= 1

@@ -160,16 +160,29 @@ def _show_progress(result: PromptResult) -> None:
 @click.argument("model", type=click.Path(path_type=Path, exists=True, file_okay=False))
 @click.argument("dev", nargs=-1, required=True, type=click.Path(path_type=Path))
 @click.option("--encoder", metavar="NAME", help="The pair to combine with; by default the default.")
+@click.option(
+    "--weight",
+    type=click.FloatRange(min=0),
+    help="Of the cosine beside the logit; by default the best on DEV.",
+)
 @click.option("--device", metavar="NAME", help="Such as cpu or cuda.")
 @click.option("--json", "as_json", is_flag=True, help="Print as JSON.")
 def calibrate(
-    model: Path, dev: tuple[Path, ...], encoder: str | None, device: str | None, as_json: bool
+    model: Path,
+    dev: tuple[Path, ...],
+    encoder: str | None,
+    weight: float | None,
+    device: str | None,
+    as_json: bool,
 ) -> None:
     """Fit probabilities for the cross-encoder in the folder MODEL, and its weight beside a pair.
 
     Each DEV file holds queries (`description`, `good`, `bad`) or groups (`clusters`), one a line.
     Writes calibration.json and combination.json into MODEL, which `--rerank cross-encoder:MODEL`
     and `--rerank combined:MODEL` read.
+
+    In DEV all candidates are of the subject. In a large corpus most are not, and the cosine may
+    deserve more --weight: examples/benchmarks/rerank_in_corpus.py tells.
 
     \b
     Example:
@@ -182,6 +195,7 @@ def calibrate(
     from descsim_tools.encoders import DEFAULT_PRESET, DescriptionEncoder
     from descsim_tools.evaluation import EncoderScore
     from descsim_tools.evaluation.calibrate import (
+        WEIGHTS,
         expected_calibration_error,
         fit_calibration,
         scores_of,
@@ -200,7 +214,7 @@ def calibrate(
     cosines = scores_of(judged, cosine)
     fitted_on = ", ".join(file.name for file in dev)
     alone = fit_calibration(judged, logits, fitted_on)
-    weight, gain = tune_weight(judged, logits, cosines)
+    weight, gain = tune_weight(judged, logits, cosines, WEIGHTS if weight is None else (weight,))
     mixed = [a + weight * b for a, b in zip(logits, cosines, strict=True)]
     both = fit_calibration(judged, mixed, fitted_on)
     combination = Combination(name, weight, both.slope, both.intercept, fitted_on)

@@ -14,7 +14,8 @@ from descsim_tools.evaluation.metrics import Floats, ndcg_at, precision_at
 from descsim_tools.evaluation.protocol import MOST_GOOD, EvalItem, GroupLike, Score
 
 BINS = 10
-_WEIGHTS = np.arange(0.0, 61.0)
+WEIGHTS = tuple(map(float, range(61)))
+"""Weights of the cosine that are tried."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +118,10 @@ def expected_calibration_error(
 
 
 def tune_weight(
-    judged: Sequence[Judged], logits: Sequence[Floats], cosines: Sequence[Floats]
+    judged: Sequence[Judged],
+    logits: Sequence[Floats],
+    cosines: Sequence[Floats],
+    weights: Sequence[float] = WEIGHTS,
 ) -> tuple[float, float]:
     """Find how much the cosine should count beside the logit.
 
@@ -128,6 +132,7 @@ def tune_weight(
         judged: What was scored.
         logits: For each (n,) by a cross-encoder.
         cosines: For each (n,) by an encoder pair.
+        weights: To try.
 
     Returns:
         The weight, the middle one of the best where several are equal, and its measure in [0, 1].
@@ -140,10 +145,10 @@ def tune_weight(
         np.mean(
             [gain(a + weight * b, j.good) for j, a, b in zip(judged, logits, cosines, strict=True)]
         )
-        for weight in _WEIGHTS
+        for weight in weights
     ]
     best = np.flatnonzero(np.isclose(gains, max(gains)))
-    return float(_WEIGHTS[best[len(best) // 2]]), float(max(gains))
+    return weights[best[len(best) // 2]], float(max(gains))
 
 
 def _weights(good: NDArray[np.bool_]) -> Floats:
