@@ -263,7 +263,7 @@ class Statement:
     ended_by: EndedBy
     stopped: str = ""
     judges: tuple[str, ...] = ()
-    accept: float = 0.45
+    accept: float = 0.46
     where: Mapping[str, Any] | None = None
     counts: Mapping[str, int] = field(init=False)
 

@@ -42,7 +42,7 @@ def test_all_instances_are_found_and_the_statement_adds_up(index):
     assert json.loads(json.dumps(statement.to_dict()))["matched"] == 8
     first = statement.rows[0]
     assert first.probability == pytest.approx(0.97)
-    assert first.verdict.reason == "probability 0.97, at least 0.45"
+    assert first.verdict.reason == "probability 0.97, at least 0.46"
     assert [row.status for row in statement.rows] == sorted(
         (row.status for row in statement.rows), key=[Status.MATCHED, Status.REJECTED].index
     )

@@ -66,7 +66,7 @@ _NEAREST_SHOWN = 3
 @click.option(
     "--accept",
     type=click.FloatRange(0, 1),
-    default=0.45,
+    default=0.46,
     show_default=True,
     help="Without --llm, least probability of an instance.",
 )

@@ -118,8 +118,15 @@ def main() -> int:
             llm = None
             if options.llm is not None:
                 budget = Budget(requests=options.max_requests)
-                url = options.base_url
-                llm = LLM(options.llm, base_url=url, budget=budget, max_tokens=512)
+                # A local model on a CPU answers slowly, and one request at a time.
+                llm = LLM(
+                    options.llm,
+                    base_url=options.base_url,
+                    budget=budget,
+                    max_tokens=512,
+                    timeout=600,
+                    concurrency=1,
+                )
                 opened.enter_context(llm)
             found = run(index, items[: options.limit], options, llm)
     report(found, options.json)
