@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -12,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel
 
+from descsim_tools.agents.foreign import check_utf8
 from descsim_tools.errors import LLMError
 
 if TYPE_CHECKING:
@@ -23,7 +23,6 @@ MOST_DESCRIPTIONS = 4
 """Descriptions of a condition that a model may add to the user's own."""
 
 _LONGEST = 300
-_HALF = re.compile("[\ud800-\udfff]")
 _PLAN_TASK = """\
 A user wants all sentences of a corpus that are concrete instances of what he describes. Sentences \
 are found by descriptions: abstract statements of what a sentence is about, in general words.
@@ -191,7 +190,7 @@ def failure_of(error: LLMError) -> str:
         NoAnswerError,
         NoModelError,
         OutputError,
-    )  # fmt: skip
+    )
 
     if isinstance(error, BudgetError):
         return "budget"
@@ -289,8 +288,5 @@ def _texts(texts: tuple[str, ...], name: str) -> tuple[str, ...]:
             raise TypeError(f"{name} holds {text!r} ({type(text).__name__}), need strings")
         if not text.strip():
             raise ValueError(f"{name} has a blank description; say what you look for")
-        if _HALF.search(text):
-            raise ValueError(
-                f"{name} has half a character, as of a text that is no UTF-8: {text!a}"
-            )
+        check_utf8(text, name)
     return tuple(dict.fromkeys(" ".join(text.split()) for text in texts))

@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 from descsim_tools.agents import rag_prompts as prompts
 from descsim_tools.agents.answers import Answer, Dropped, Status, Suggestion
 from descsim_tools.agents.citations import visible
+from descsim_tools.agents.foreign import check_utf8
 from descsim_tools.agents.statements import composed, faults_of, one_line, own_words
 from descsim_tools.errors import LLMError
 from descsim_tools.integrations.common import CANDIDATES, Reranker, SearchSettings, checked, find
@@ -333,13 +334,7 @@ def check_question(question: object) -> None:
     """
     if not isinstance(question, str):
         raise ValueError(f"the question is {question!r}, need a string")
-    try:
-        question.encode()
-    except UnicodeEncodeError as error:
-        raise ValueError(
-            f"the question is not valid UTF-8 text: {question[error.start : error.end]!a} at "
-            f"character {error.start + 1}; write it in UTF-8"
-        ) from error
+    check_utf8(question, "the question")
 
 
 def suggested(
