@@ -30,7 +30,7 @@ from descsim_tools.agents.estimate import (
 from descsim_tools.agents.expand import NEIGHBOURS, SEEDS, new_descriptions
 from descsim_tools.agents.judge import LLMJudge, decide, probabilities
 from descsim_tools.agents.plan import Floats, Plan, Query, Searches, failure_of, make_plan
-from descsim_tools.agents.record import FindRecord, Hits
+from descsim_tools.agents.record import FindRecord
 from descsim_tools.agents.settings import FinderSettings
 from descsim_tools.agents.statement import (
     Cost,
@@ -480,25 +480,27 @@ class _Search:
             hits = self._hits(text, self._vectors[number], deeper)
             self._depths[number] = deeper
             # Fewer hits than asked for are all there are.
-            tail = hits[max(depth, deeper // 2) :] if len(hits) == deeper else []
+            tail = hits[max(depth, deeper // 2) : deeper] if len(hits) >= deeper else []
             self._last[number] = [hit.id for hit in tail]
             self._take(hits, text)
 
     def _hits(self, name: str, vector: NDArray[np.float32], k: int) -> list[Hit]:
-        """Ask the store, or the record if the store was asked before and has not changed since.
+        """Ask the store, and add what it gave to an earlier run and still holds.
 
-        It has if it holds more or fewer rows, or if one of those that it gave is gone or has
-        another text.
+        It is asked each time, as it may have changed; an approximate index may give other rows
+        once reopened, and what was found, perhaps at a price, is not to be lost by that.
         """
-        search = f"{k} of {self._store.count()}: {name}"
-        known = self._record.hits(search)
-        if known is not None:
-            records = self._store.get(known.ids)
-            hits = [Hit(str(r.id), 0.0, 1, r.text, r.metadata) for r in records]
-            if Hits.of(hits) == known:
-                return hits
+        search = f"{k}: {name}"
         hits = self._store.query(vector, k, self._where)
-        self._record.add_hits(search, Hits.of(hits))
+        ids = {hit.id for hit in hits}
+        earlier = self._record.hits(search)
+        records = self._store.get([id_ for id_ in earlier if id_ not in ids])
+        outside = self._left_out({str(record.id) for record in records})
+        hits += [
+            Hit(str(r.id), 0.0, 1, r.text, r.metadata) for r in records if str(r.id) not in outside
+        ]
+        if not ids.issubset(earlier):
+            self._record.add_hits(search, [hit.id for hit in hits])
         return hits
 
     def _still_yields(self, number: int) -> bool:

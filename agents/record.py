@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
@@ -19,7 +19,6 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from descsim_tools.agents.plan import Plan
 from descsim_tools.agents.statement import Cost, Row, Verdict
 from descsim_tools.errors import DataError
-from descsim_tools.types import Hit
 
 RECORD = "record.jsonl"
 ANSWERS = "answers.sqlite"
@@ -51,27 +50,9 @@ class _DescriptionsEntry(_Entry):
     descriptions: list[str]
 
 
-class Hits(BaseModel):
-    """What a search gave.
-
-    Attributes:
-        ids: In the order of the store's answer.
-        texts: Digest of their texts, as a row may get another one under its id.
-    """
-
-    ids: list[str]
-    texts: str
-
-    @classmethod
-    def of(cls, hits: Sequence[Hit]) -> Hits:
-        """Describe hits."""
-        texts = json.dumps([hit.text for hit in hits])
-        return cls(ids=[hit.id for hit in hits], texts=hashlib.sha256(texts.encode()).hexdigest())
-
-
 class _HitsEntry(_Entry):
     search: str
-    hits: Hits
+    ids: list[str]
 
 
 class _ScoreEntry(_Entry):
@@ -122,7 +103,7 @@ class FindRecord:
         self.plan: Plan | None = None
         self.descriptions: dict[int, list[str]] = {}
         self.earlier = Cost()
-        self._hits: dict[str, Hits] = {}
+        self._hits: dict[str, list[str]] = {}
         self._scores: dict[str, tuple[float, bool]] = {}
         self._verdicts: dict[str, Verdict] = {}
         self._run = Cost()
@@ -147,14 +128,14 @@ class FindRecord:
         """Return what a model said of a row, if it was asked before."""
         return self._verdicts.get(_key(row))
 
-    def hits(self, search: str) -> Hits | None:
-        """Return what a search gave, if it was made before."""
-        return self._hits.get(search)
+    def hits(self, search: str) -> list[str]:
+        """Return the ids of the rows that a search gave to earlier runs."""
+        return self._hits.get(search, [])
 
-    def add_hits(self, search: str, hits: Hits) -> None:
-        """Keep what a search gave: an approximate index may give other rows once reopened."""
-        self._hits[search] = hits
-        self._write("hits", search=search, hits=hits.model_dump())
+    def add_hits(self, search: str, ids: list[str]) -> None:
+        """Keep the ids of the rows that a search gave."""
+        self._hits[search] = ids
+        self._write("hits", search=search, ids=ids)
 
     def add_plan(self, plan: Plan) -> None:
         """Keep the plan."""
@@ -245,8 +226,8 @@ class FindRecord:
                 self.plan = plan
             case _DescriptionsEntry(round=number, descriptions=texts):
                 self.descriptions[number] = texts
-            case _HitsEntry(search=search, hits=hits):
-                self._hits[search] = hits
+            case _HitsEntry(search=search, ids=ids):
+                self._hits[search] = ids
             case _ScoreEntry(key=key, p=p, truncated=truncated):
                 self._scores[key] = (p, truncated)
             case _VerdictEntry(key=key, verdict=verdict):

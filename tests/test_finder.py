@@ -344,21 +344,32 @@ def test_a_record_of_another_store_is_refused(tmp_path):
         finder_of(index).find(FORGERY, record=tmp_path / "f" / "r")
 
 
-def test_a_store_whose_texts_changed_is_searched_again(tmp_path):
+def test_a_row_that_became_an_instance_is_found_by_a_resumed_search(tmp_path):
+    """It was none of the first search's hits, and the store holds as many rows as before."""
     texts = [f"people who saw documents {n}" for n in range(30)]
     with make_index([*texts, *noise(30)], tmp_path / "s") as index:
         finder = finder_of(index, settings=FinderSettings(depth=5, sample=0, rounds=0))
-        assert finder.find(FORGERY, record=tmp_path / "r").matched == 0
+        first = finder.find(FORGERY, record=tmp_path / "r")
+        assert (first.matched, first.examined) == (0, 5)
+        changed = [str(n) for n in range(60) if str(n) not in {row.id for row in first.rows}][:5]
         index.store.upsert(
-            [Record(f"{text} p=0.9", str(n)) for n, text in enumerate(texts[:5])],
-            index.encoder.encode_sentences(["x"] * 5),
-        )
-        index.store.upsert(
-            [Record(FORGED[n], str(n + 40)) for n in range(5)],
+            [Record(text, id_) for text, id_ in zip(FORGED, changed, strict=False)],
             index.encoder.encode_sentences(FORGED[:5]),
         )
         statement = finder.find(FORGERY, record=tmp_path / "r")
         assert {row.text for row in statement.instances} == set(FORGED[:5])
+        # What the first search had found is still examined.
+        assert {row.id for row in statement.rows} == {row.id for row in first.rows} | set(changed)
+
+
+def test_what_an_earlier_run_found_stays_within_the_filter(tmp_path):
+    records = [Record(text, metadata={"kept": True}) for text in FORGED[:4]]
+    with make_index([*records, *noise(4)], tmp_path / "s") as index:
+        finder = finder_of(index, settings=FinderSettings(depth=4, sample=0, rounds=0))
+        where, record = {"kept": True}, tmp_path / "r"
+        assert finder.find(FORGERY, where=where, record=record).matched == 4
+        index.store.update_metadata([Record(FORGED[0], "0", {"kept": False})])
+        assert finder.find(FORGERY, where=where, record=record).matched == 3
 
 
 def test_a_record_of_another_search_is_refused(index, tmp_path):
@@ -381,7 +392,7 @@ def test_a_record_of_another_search_is_refused(index, tmp_path):
         '{"event": "plan", "plan": []}',
         '{"event": "descriptions", "round": "1", "descriptions": []}',
         '{"event": "descriptions", "round": 1, "descriptions": "text"}',
-        '{"event": "hits", "search": "x", "hits": {"ids": [1], "texts": ""}}',
+        '{"event": "hits", "search": "x", "ids": [1]}',
         '{"event": "score", "key": "x", "p": "0.4", "truncated": false}',
         '{"event": "score", "key": "x", "p": 4, "truncated": false}',
         '{"event": "score", "key": "x", "p": NaN, "truncated": false}',
