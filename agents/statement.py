@@ -261,9 +261,9 @@ class Statement:
     rounds: tuple[Round, ...]
     cost: Cost
     ended_by: EndedBy
+    accept: float
     stopped: str = ""
     judges: tuple[str, ...] = ()
-    accept: float = 0.46
     where: Mapping[str, Any] | None = None
     counts: Mapping[str, int] = field(init=False)
 

@@ -275,7 +275,7 @@ def test_an_interrupted_search_goes_on(arguments, tmp_path, capsys):
     record = tmp_path / "r"
 
     def slow(seen, number):
-        return Reply(delay=2, content=verdicts([]).content)
+        return Reply(delay=10, content=verdicts([]).content)
 
     with FakeServer(Model(slow)) as server:
         given = [*arguments, "--llm", "m", "--base-url", server.url, "--record", record]

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from descsim_tools.agents.settings import FinderSettings
 from descsim_tools.cli.options import (
     chosen_encoder,
     encoder_options,
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from descsim_tools.agents.finder import FindOptions
     from descsim_tools.llm import LLM
 
+_DEFAULTS = FinderSettings()
 _BY_BUDGET = 3
 _INTERRUPTED = 130
 _FAILED = 1
@@ -66,14 +68,14 @@ _NEAREST_SHOWN = 3
 @click.option(
     "--accept",
     type=click.FloatRange(0, 1),
-    default=0.46,
+    default=_DEFAULTS.accept,
     show_default=True,
     help="Without --llm, least probability of an instance.",
 )
 @click.option(
     "--depth",
     type=click.IntRange(min=1),
-    default=200,
+    default=_DEFAULTS.depth,
     show_default=True,
     help="Sentences retrieved for each description at first.",
 )
@@ -187,7 +189,7 @@ def _finder(
 ) -> Iterator[InstanceFinder]:
     from contextlib import ExitStack
 
-    from descsim_tools.agents import FinderSettings, InstanceFinder
+    from descsim_tools.agents import InstanceFinder
     from descsim_tools.agents.finder import check_name
     from descsim_tools.store import Store
 

@@ -20,9 +20,10 @@ from descsim_tools.cli.evaluate import evaluate
 from descsim_tools.cli.find import find
 from descsim_tools.cli.options import chosen_encoder, encoder_options, parsed_where
 from descsim_tools.cli.rerank import rerank as rerank_commands
-from descsim_tools.cli.tables import literal, show, visible
+from descsim_tools.cli.tables import literal, show
 from descsim_tools.cli.training import stats, train
 from descsim_tools.errors import DescsimError
+from descsim_tools.text import printable
 
 if TYPE_CHECKING:
     from descsim_tools.index_builder import FillReport
@@ -385,14 +386,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     except (DescsimError, OSError, ValueError) as error:
         if debug:
             raise
-        click.echo(visible(f"descsim: {error}"), err=True)
+        click.echo(printable(f"descsim: {error}"), err=True)
         return 1
     # Whatever else: a person at a terminal gets a line and the way to the traceback.
     except Exception as error:
         if debug:
             raise
         text = f"descsim: unexpected {type(error).__name__}: {error}"
-        click.echo(f"{visible(text)}\nRun `descsim --debug ...` for the traceback.", err=True)
+        click.echo(f"{printable(text)}\nRun `descsim --debug ...` for the traceback.", err=True)
         return 1
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from descsim_tools.text import printable
+
 _SHOWN = 1000
 
 
@@ -15,15 +17,7 @@ def literal(text: object, most: int | None = _SHOWN) -> Any:
     shown = " ".join(str(text).split())
     if most is not None and len(shown) > most:
         shown = f"{shown[:most]}... ({len(shown):,} characters)"
-    return Text(visible(shown), overflow="fold")
-
-
-def visible(text: str) -> str:
-    """Return a text with escapes for what steers a terminal, but for line ends."""
-    shown = (
-        c if c.isprintable() or c == "\n" else c.encode("unicode_escape").decode() for c in text
-    )
-    return "".join(shown)
+    return Text(printable(shown), overflow="fold")
 
 
 def show(table: Any) -> None:

@@ -45,6 +45,7 @@ from descsim_tools.llm.structured import (
     without_thoughts,
 )
 from descsim_tools.llm.transcript import Transcript
+from descsim_tools.text import printable
 
 # The HTTP library that this release of openai is built on: its errors pass through unwrapped.
 http = importlib.import_module("httpx2" if int(openai.__version__.split(".")[0]) >= 3 else "httpx")
@@ -721,8 +722,7 @@ def _cut(max_tokens: int, text: str) -> CutError:
 
 def _excerpt(text: str, length: int = 200) -> str:
     """Shorten a server's text, and escape what would steer a terminal."""
-    text = " ".join(text.split())
-    text = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+    text = printable(" ".join(text.split()))
     return text if len(text) <= length else text[:length] + " ..."
 
 
