@@ -173,14 +173,17 @@ class InstanceFinder:
             rerank = "combined" if tuned_for_it else "cross-encoder"
         if isinstance(rerank, str):
             check_name(rerank)
-        self._rerank = rerank if rerank is None or isinstance(rerank, str) else _checked(rerank)
+            self._name: str | None = rerank
+        else:
+            self._name = None if rerank is None else _name_of(_checked(rerank))
+        self._rerank = rerank
         self._turn = threading.Lock()
 
     @property
     def judges(self) -> tuple[str, ...]:
-        """Names of the cross-encoder and of the model, those that there are."""
-        named = self._name
-        return tuple(x for x in (named, self.llm.model if self.llm else None) if x is not None)
+        """Names of the reranker, as it was given, and of the model, those that there are."""
+        named = (self._name, self.llm.model if self.llm else None)
+        return tuple(name for name in named if name is not None)
 
     def find(self, concept: str | None = None, **options: Unpack[FindOptions]) -> Statement:
         """Find all instances.
@@ -287,12 +290,6 @@ class InstanceFinder:
             search = _Search(self, query, decisions, options.get("where"), record, cancel)
             yield from search.events()
 
-    @property
-    def _name(self) -> str | None:
-        if self._rerank is None or isinstance(self._rerank, str):
-            return self._rerank
-        return str(getattr(self._rerank, "name", type(self._rerank).__name__))
-
     def reranker(self) -> Reranker | None:
         """Return the cross-encoder, loaded at the first call."""
         with self._turn:
@@ -352,6 +349,13 @@ class _Search:
         self._over_budget = ""
 
     def events(self) -> Iterator[Event]:
+        try:
+            yield from self._steps()
+        finally:
+            # Of a search that was left or interrupted too: what it paid for is paid.
+            self._record.add_cost(self._cost())
+
+    def _steps(self) -> Iterator[Event]:
         yield from self._make_plan()
         self._add_decided()
         for number in range(self._settings.rounds + 1):
@@ -363,7 +367,6 @@ class _Search:
             yield self._event("estimating", "estimating what is missed")
             missed = yield from self._estimated()
         statement = self._statement(missed)
-        self._record.add_cost(self._cost())
         self._record.add_event(statement.lines()[0])
         yield replace(self._event("statement", statement.lines()[0]), statement=statement)
 
@@ -372,6 +375,7 @@ class _Search:
         plan = self._record.plan
         if plan is None:
             plan = make_plan(self._query, self._llm, self._cancel.is_set)
+            self._record.add_cost(self._cost())
             if not plan.note:  # a plan that failed may be had by the next run
                 self._record.add_plan(plan)
             if plan.failed_for == "budget":
@@ -456,6 +460,7 @@ class _Search:
                     self._record.add_descriptions(number, texts)
                 except LLMError as error:
                     self._note_budget(failure_of(error), str(error))
+                self._record.add_cost(self._cost())
         for text in texts:
             self._search_for(text, 0)
         return texts
@@ -801,6 +806,10 @@ def check_name(rerank: str) -> None:
     """
     if rerank.partition(":")[0] in _WITHOUT_PROBABILITIES:
         raise ValueError(f"{rerank} {_NO_PROBABILITIES}")
+
+
+def _name_of(reranker: Reranker) -> str:
+    return str(getattr(reranker, "name", type(reranker).__name__))
 
 
 def _checked(reranker: Reranker) -> Reranker:

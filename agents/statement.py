@@ -10,6 +10,7 @@ from typing import Any
 
 from descsim_tools.agents.plan import Plan, Query
 from descsim_tools.integrations.tooling import plain
+from descsim_tools.text import printable
 
 
 class Status(StrEnum):
@@ -205,6 +206,8 @@ class Round:
 class Cost:
     """What a search cost, over all its runs if it has a record.
 
+    Of a run that was killed, requests that were under way count at the most that they can cost.
+
     Attributes:
         requests: Sent to the language model.
         tokens_in: It read.
@@ -336,7 +339,7 @@ class Statement:
         return {**facts, "rows": [row.to_dict() for row in self.rows]} if rows else facts
 
     def __str__(self) -> str:
-        return "\n".join(self.lines())
+        return printable("\n".join(self.lines()))
 
     def lines(self) -> list[str]:
         """Return the statement in words, a line each."""

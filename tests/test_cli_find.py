@@ -7,13 +7,14 @@ import re
 import signal
 import subprocess
 import sys
-import time
+from dataclasses import replace
 
 import pytest
 import torch
 
 from descsim_tools import DescriptionIndex
 from descsim_tools.agents import report
+from descsim_tools.agents.record import ANSWERS
 from descsim_tools.calibration import Calibration
 from descsim_tools.cli import find as command
 from descsim_tools.llm import LLM
@@ -25,6 +26,7 @@ from tests.finder_world import (
     FORGERY,
     Model,
     finder_of,
+    kind_of,
     make_index,
     rows_of,
     verdict,
@@ -267,17 +269,20 @@ def test_help_has_an_example(capsys):
     code, out, _ = run(capsys, "find", "--help")
     assert code == 0
     assert "Example:\n    descsim find my-store" in out
-    assert command._EXIT == {"done": 0, "budget": 3, "cancelled": 130, "no answer": 1}
+    assert command._EXIT == {"done": 0, "budget": 3, "no answer": 1}
 
 
 @pytest.mark.slow
-def test_an_interrupted_search_goes_on(arguments, tmp_path, capsys):
+@pytest.mark.parametrize("under_way", ["plan", "verdicts"])
+def test_an_interrupted_search_goes_on(arguments, tmp_path, capsys, under_way):
+    """What was under way is awaited, kept and in the cost; it is not paid twice."""
     record = tmp_path / "r"
 
     def slow(seen, number):
-        return Reply(delay=10, content=verdicts([]).content)
+        late = kind_of(seen) == under_way
+        return replace(Model()(seen, number), delay=10 if late else 0)
 
-    with FakeServer(Model(slow)) as server:
+    with FakeServer(slow) as server:
         given = [*arguments, "--llm", "m", "--base-url", server.url, "--record", record]
         process = subprocess.Popen(
             [sys.executable, "-m", "descsim_tools", *map(str, given)],
@@ -285,16 +290,48 @@ def test_an_interrupted_search_goes_on(arguments, tmp_path, capsys):
             # A test run in the background of a shell ignores SIGINT, and would hand that on.
             preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
         )  # fmt: skip
-        server.wait_for(2, seconds=300)
+        server.wait_for(1 if under_way == "plan" else 2, seconds=300)
         process.send_signal(signal.SIGINT)
-        started = time.monotonic()
         _, err = process.communicate(timeout=120)
-        assert process.returncode == 130
-        assert "the same command goes on" in err
-        assert time.monotonic() - started < 60
-        before = (record / "record.jsonl").read_text().count('"event": "score"')
-        assert before > 0
-        server.script = Model(lambda seen, n: verdicts(verdict(r, "no") for r in rows_of(seen)))
+        assert process.returncode == 130, err
+        assert "ending after the request under way; Ctrl-C again ends at once" in err
+        assert "interrupted; the same command goes on" in err
+        with LLM("m", base_url=server.url, cache=record / ANSWERS) as llm:
+            assert (llm.spent.unsettled, llm.spent.requests) == (0, len(server.seen))
+        server.script = Model()
+        code, out, _ = run(capsys, *given, "--json")
+        assert sum(kind_of(seen) == "plan" for seen in server.seen) == 1
+        sent = len(server.seen)
+    assert code == 0
+    found = json.loads(out)
+    assert found["unjudged"] == 0
+    assert found["cost"]["requests"] == sent
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("under_way", ["plan", "verdicts"])
+def test_a_second_interrupt_does_not_wait(arguments, tmp_path, capsys, under_way):
+    record = tmp_path / "r"
+
+    def slow(seen, number):
+        late = kind_of(seen) == under_way
+        return replace(Model()(seen, number), delay=100 if late else 0)
+
+    with FakeServer(slow) as server:
+        given = [*arguments, "--llm", "m", "--base-url", server.url, "--record", record]
+        process = subprocess.Popen(
+            [sys.executable, "-m", "descsim_tools", *map(str, given)],
+            cwd=tmp_path, env=dict(os.environ), stderr=subprocess.PIPE, text=True,
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+        )  # fmt: skip
+        server.wait_for(1 if under_way == "plan" else 2, seconds=300)
+        process.send_signal(signal.SIGINT)
+        while "Ctrl-C again" not in process.stderr.readline():
+            assert process.poll() is None
+        process.send_signal(signal.SIGINT)
+        process.communicate(timeout=60)
+        assert process.returncode == -signal.SIGINT
+        server.script = Model()
         code, out, _ = run(capsys, *given, "--json")
     assert code == 0
     assert json.loads(out)["unjudged"] == 0

@@ -459,6 +459,18 @@ def test_a_cancelled_search_goes_on(index, tmp_path):
     assert len(seen) == 3
 
 
+@pytest.mark.parametrize("kind", ["plan", "judged"])
+def test_what_a_search_that_was_left_spent_is_in_the_cost(index, tmp_path, kind):
+    with FakeServer(Model()) as server:
+        with LLM("m", base_url=server.url, concurrency=1) as llm:
+            finder = InstanceFinder(index, rerank=Known(marked), llm=llm, settings=SETTINGS)
+            events = finder.stream(FORGERY, record=tmp_path / "r")
+            next(event for event in events if event.kind == kind)
+            events.close()
+            statement = finder.find(FORGERY, record=tmp_path / "r")
+            assert statement.cost.requests == llm.spent.requests == len(server.seen)
+
+
 async def test_a_cancelled_task_sends_no_more(index, tmp_path):
     began, go = threading.Event(), threading.Event()
 
@@ -541,6 +553,21 @@ def test_without_budget_for_the_sample_the_cross_encoder_speaks(index):
     assert statement.unjudged == 0
     assert statement.missed is not None
     assert all(band.judged == 0 for band in statement.missed.bands)
+
+
+def test_a_statement_can_be_printed(index):
+    """A model's words must not steer the terminal."""
+    evil = "it is \x1b[31mred\u202e"
+    model = Model(
+        lambda seen, n: verdicts(
+            {"id": row["id"], "verdict": "yes", "evidence": "nowhere in the row", "reason": evil}
+            for row in rows_of(seen)
+        )
+    )
+    statement, _ = ask(index, model)
+    assert "\x1b" not in str(statement)
+    assert "\u202e" not in str(statement)
+    assert "red" in str(statement)
 
 
 # --- hostile text -------------------------------------------------------------------------------

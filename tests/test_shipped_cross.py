@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from descsim_tools import DescriptionIndex, Record, fill
+from descsim_tools.agents import FinderSettings, InstanceFinder
 from descsim_tools.cli import main
 from descsim_tools.evaluation.calibrate import (
     expected_calibration_error,
@@ -152,3 +153,19 @@ def test_the_command_line(demo_store, capsys):
     assert main([*command[:-1], *options]) == 0
     assert "probability" in capsys.readouterr().out
     assert main([*command, "--min-probability", "0.5"]) == 2
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("given", ["name", "loaded"])
+def test_a_finder_goes_on_with_its_own_record(demo_store, default_encoder, tmp_path, given):
+    """Its judges are called the same before and after they were loaded."""
+    rerank = "combined" if given == "name" else load_reranker("combined", device="cpu")
+    settings = FinderSettings(depth=20, sample=0, rounds=0)
+    with DescriptionIndex.open(demo_store, encoder=default_encoder) as index:
+        finder = InstanceFinder(index, rerank=rerank, settings=settings)
+        assert finder.judges == ("combined",)
+        first = finder.find("an animal using a tool", record=tmp_path / "r")
+        assert finder.judges == first.judges == ("combined",)
+        again = InstanceFinder(index, rerank="combined", settings=settings)
+        for one in (finder, again):
+            assert one.find("an animal using a tool", record=tmp_path / "r").rows == first.rows

@@ -176,12 +176,14 @@ def test_an_empty_store_has_no_hits(store):
 
 
 @pytest.mark.parametrize(
-    "where", [{"n": {"$near": 1}}, {"a": 1, "b": 2}, {"$and": []}], ids=["operator", "two", "none"]
+    "where",
+    [{"n": {"$near": 1}}, {"a": 1, "b": 2}, {"$and": []}, {"n": {"$gte": "x"}}],
+    ids=["operator", "two", "none", "operand"],
 )
 def test_malformed_filters_are_named(store, where):
     store.upsert(records_of(30), vectors_of(30))
     for search in (store.query, store.query_exact):
-        with pytest.raises(StoreError, match="bad filter: Expected where"):
+        with pytest.raises(StoreError, match=r"bad filter: Expected (where|operand)"):
             search(vectors_of(1)[0], 3, where)
 
 

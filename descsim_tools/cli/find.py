@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import json
 import math
+import os
+import signal
+import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -31,7 +35,7 @@ _DEFAULTS = FinderSettings()
 _BY_BUDGET = 3
 _INTERRUPTED = 130
 _FAILED = 1
-_EXIT = {"done": 0, "budget": _BY_BUDGET, "cancelled": _INTERRUPTED, "no answer": 1}
+_EXIT = {"done": 0, "budget": _BY_BUDGET, "no answer": 1}
 _UNJUDGED_SHOWN = 20
 _NEAREST_SHOWN = 3
 
@@ -147,13 +151,12 @@ def find(
         "record": record,
     }
     with _finder(store, record, **options) as finder:
-        try:
-            statement = _watched(finder.stream(concept, **told))
-        except KeyboardInterrupt:
-            again = "the same command goes on where this one stopped"
-            lost = "nothing was kept; with --record DIR the same command would go on"
-            click.echo(f"interrupted; {again if record else lost}", err=True)
-            return _INTERRUPTED
+        statement = _search(finder, concept, told)
+    if statement is None:
+        again = "the same command goes on where this one stopped"
+        lost = "nothing was kept; with --record DIR the same command would go on"
+        click.echo(f"interrupted; {again if record else lost}", err=True)
+        return _INTERRUPTED
     unwritten: Exception | None = None
     if out is not None:
         try:
@@ -170,6 +173,43 @@ def find(
         click.echo(f"descsim: no report: {unwritten}; {again if record else lost}", err=True)
         return _FAILED
     return _EXIT[str(statement.ended_by)]
+
+
+def _search(finder: InstanceFinder, concept: str | None, told: FindOptions) -> Statement | None:
+    """Find instances, and return nothing if a person interrupts it."""
+    with _ended_by_interrupt() as cancel:
+        told["cancel"] = cancel
+        statement = _watched(finder.stream(concept, **told))
+    return None if str(statement.ended_by) == "cancelled" else statement
+
+
+@contextmanager
+def _ended_by_interrupt() -> Iterator[threading.Event]:
+    """Set an event at the first Ctrl-C, so that a request that is paid is awaited.
+
+    The second one kills the process, as threads that wait for a server cannot be interrupted; what
+    the record and the account of requests hold is whole at any moment.
+    """
+    cancel = threading.Event()
+
+    def end(number: int, frame: FrameType | None) -> None:
+        cancel.set()
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        # The bar has hidden the cursor. Not by a stream, whose writing this may have interrupted.
+        cursor = b"\x1b[?25h" if os.isatty(2) else b""
+        told = b"\nending after the request under way; Ctrl-C again ends at once\n"
+        with suppress(OSError):
+            os.write(2, cursor + told)
+
+    before = signal.getsignal(signal.SIGINT)
+    if before is not signal.default_int_handler:  # as in the background of a shell
+        yield cancel
+        return
+    signal.signal(signal.SIGINT, end)
+    try:
+        yield cancel
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 @contextmanager

@@ -78,7 +78,10 @@ class CombinedReranker(Reranker):
     Attributes:
         cross_encoder: Gives the logits.
         combination: The weight and the calibration.
+        name: Under which it is known.
     """
+
+    name = "combined"
 
     def __init__(self, cross_encoder: DescriptionCrossEncoder, combination: Combination) -> None:
         self.cross_encoder = cross_encoder

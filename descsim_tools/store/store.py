@@ -632,7 +632,7 @@ def chroma_errors(location: str) -> Iterator[None]:
         raise StoreError(f"{location} does not answer like a Chroma server") from error
     except ValueError as error:
         text = " ".join(str(error).split())
-        if "where" in text:
+        if "where" in text or "operand" in text:
             raise StoreError(f"bad filter: {text}") from error
         if "Could not connect" in text:
             raise StoreError(f"no Chroma server answers at {location}; is it running?") from error
