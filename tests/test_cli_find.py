@@ -272,26 +272,37 @@ def test_help_has_an_example(capsys):
     assert command._EXIT == {"done": 0, "budget": 3, "no answer": 1}
 
 
+def late(under_way, seconds):
+    """A model that is slow at one kind of request."""
+
+    def script(seen, number):
+        return replace(Model()(seen, number), delay=seconds if kind_of(seen) == under_way else 0)
+
+    return script
+
+
+def interrupted(given, server, under_way):
+    """Start a search, and interrupt it once such a request is under way."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", "descsim_tools", *map(str, given)],
+        env=dict(os.environ), stderr=subprocess.PIPE, text=True,
+        # A test run in the background of a shell ignores SIGINT, and would hand that on.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    )  # fmt: skip
+    server.wait_for(1 if under_way == "plan" else 2, seconds=300)
+    process.send_signal(signal.SIGINT)
+    return process
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("under_way", ["plan", "verdicts"])
 def test_an_interrupted_search_goes_on(arguments, tmp_path, capsys, under_way):
     """What was under way is awaited, kept and in the cost; it is not paid twice."""
     record = tmp_path / "r"
 
-    def slow(seen, number):
-        late = kind_of(seen) == under_way
-        return replace(Model()(seen, number), delay=10 if late else 0)
-
-    with FakeServer(slow) as server:
+    with FakeServer(late(under_way, 10)) as server:
         given = [*arguments, "--llm", "m", "--base-url", server.url, "--record", record]
-        process = subprocess.Popen(
-            [sys.executable, "-m", "descsim_tools", *map(str, given)],
-            cwd=tmp_path, env=dict(os.environ), stderr=subprocess.PIPE, text=True,
-            # A test run in the background of a shell ignores SIGINT, and would hand that on.
-            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
-        )  # fmt: skip
-        server.wait_for(1 if under_way == "plan" else 2, seconds=300)
-        process.send_signal(signal.SIGINT)
+        process = interrupted(given, server, under_way)
         _, err = process.communicate(timeout=120)
         assert process.returncode == 130, err
         assert "ending after the request under way; Ctrl-C again ends at once" in err
@@ -313,19 +324,9 @@ def test_an_interrupted_search_goes_on(arguments, tmp_path, capsys, under_way):
 def test_a_second_interrupt_does_not_wait(arguments, tmp_path, capsys, under_way):
     record = tmp_path / "r"
 
-    def slow(seen, number):
-        late = kind_of(seen) == under_way
-        return replace(Model()(seen, number), delay=100 if late else 0)
-
-    with FakeServer(slow) as server:
+    with FakeServer(late(under_way, 100)) as server:
         given = [*arguments, "--llm", "m", "--base-url", server.url, "--record", record]
-        process = subprocess.Popen(
-            [sys.executable, "-m", "descsim_tools", *map(str, given)],
-            cwd=tmp_path, env=dict(os.environ), stderr=subprocess.PIPE, text=True,
-            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
-        )  # fmt: skip
-        server.wait_for(1 if under_way == "plan" else 2, seconds=300)
-        process.send_signal(signal.SIGINT)
+        process = interrupted(given, server, under_way)
         while "Ctrl-C again" not in process.stderr.readline():
             assert process.poll() is None
         process.send_signal(signal.SIGINT)
