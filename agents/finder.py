@@ -50,7 +50,7 @@ from descsim_tools.errors import LLMError
 from descsim_tools.rerankers import Reranker, load_reranker
 from descsim_tools.search import DescriptionIndex
 from descsim_tools.store.store import chroma_errors
-from descsim_tools.types import Hit
+from descsim_tools.types import Hit, Record
 
 if TYPE_CHECKING:
     from descsim_tools.llm import LLM
@@ -410,7 +410,7 @@ class _Search:
                 f"{min(outside)!r}; take these rows out of the decisions, or search without the "
                 "filter"
             )
-        hits = [Hit(str(r.id), 0.0, 1, r.text, r.metadata) for r in records]
+        hits = _unranked(records)
         self._take(hits, "a person's decision")
         for hit in hits:
             self._settle(self._rows[hit.id], self._decisions.verdicts[hit.id])
@@ -501,9 +501,7 @@ class _Search:
         earlier = self._record.hits(search)
         records = self._store.get([id_ for id_ in earlier if id_ not in ids])
         outside = self._left_out({str(record.id) for record in records})
-        hits += [
-            Hit(str(r.id), 0.0, 1, r.text, r.metadata) for r in records if str(r.id) not in outside
-        ]
+        hits += [hit for hit in _unranked(records) if hit.id not in outside]
         if not ids.issubset(earlier):
             self._record.add_hits(search, [hit.id for hit in hits])
         return hits
@@ -667,7 +665,7 @@ class _Search:
     def _stratum(self, stratum: Stratum, share: int) -> _Steps[Evidence]:
         """Judge a sample of what was never read: all by the cross-encoder, some by the model."""
         ids = stratum.ids if self._reranker is not None else stratum.ids[:share]
-        hits = [Hit(str(r.id), 0.0, 1, r.text, r.metadata) for r in self._store.get(ids)]
+        hits = _unranked(self._store.get(ids))
         self._take(hits, SAMPLED)
         yield from self._read([self._rows[hit.id] for hit in hits], all_of_them=True)
         rows = [self._rows[hit.id] for hit in hits]
@@ -785,6 +783,11 @@ class _Search:
         """Whether the model said of any row what counts, in this run or in an earlier one."""
         verdicts = (row.verdict for row in self._rows.values())
         return any(v.decided_by is Decider.MODEL or v.unjudged_for == "unsure" for v in verdicts)
+
+
+def _unranked(records: Iterable[Record]) -> list[Hit]:
+    """Return rows as hits that no search has ranked."""
+    return [Hit(str(r.id), 0.0, 1, r.text, r.metadata) for r in records]
 
 
 def _check_where(where: Mapping[str, Any] | None) -> None:

@@ -305,7 +305,7 @@ def test_an_interrupted_search_goes_on(arguments, tmp_path, capsys, under_way):
         process = interrupted(given, server, under_way)
         _, err = process.communicate(timeout=120)
         assert process.returncode == 130, err
-        assert "ending after the request under way; Ctrl-C again ends at once" in err
+        assert "ending after what is under way; Ctrl-C again ends at once" in err
         assert "interrupted; the same command goes on" in err
         with LLM("m", base_url=server.url, cache=record / ANSWERS) as llm:
             assert (llm.spent.unsettled, llm.spent.requests) == (0, len(server.seen))

@@ -197,7 +197,7 @@ def _ended_by_interrupt() -> Iterator[threading.Event]:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
         # The bar has hidden the cursor. Not by a stream, whose writing this may have interrupted.
         cursor = b"\x1b[?25h" if os.isatty(2) else b""
-        told = b"\nending after the request under way; Ctrl-C again ends at once\n"
+        told = b"\nending after what is under way; Ctrl-C again ends at once\n"
         with suppress(OSError):
             os.write(2, cursor + told)
 
