@@ -10,14 +10,15 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from descsim_tools.agents.finder import Event, InstanceFinder
+    from descsim_tools.agents.finder import InstanceFinder
     from descsim_tools.agents.plan import Plan, Query
     from descsim_tools.agents.report import write_report
     from descsim_tools.agents.settings import FinderSettings
     from descsim_tools.agents.statement import Row, Statement
+    from descsim_tools.agents.steps import Event
 
 _HOMES = {
-    "Event": "finder",
+    "Event": "steps",
     "FinderSettings": "settings",
     "InstanceFinder": "finder",
     "Plan": "plan",

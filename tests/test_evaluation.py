@@ -153,6 +153,10 @@ def test_files_are_read_whole(tmp_path):
         ('{"description": "d", "good": "g", "bad": ["b"]}', "'good' is no list"),
         ('{"description": "d", "good": [], "bad": ["b"]}', "'good' is empty"),
         ('{"description": "d", "good": ["g"], "bad": [1]}', "'bad' is no list"),
+        ('{"description": "d", "good": ["\\ud800"], "bad": ["b"]}', "'good' is no list"),
+        ('{"description": "\\ud800", "good": ["g"], "bad": ["b"]}', "need a non-empty Unicode"),
+        ('{"description": "d", "good": ["g", "b"], "bad": ["b"]}', "'b' is both good and bad"),
+        (2 * '{"id": 1, "description": "d", "good": ["g"], "bad": ["b"]}\n', "uses the id '1'"),
     ],
 )
 def test_malformed_files_are_named(text, match, tmp_path):
@@ -236,14 +240,31 @@ def test_sets_of_a_year_are_concatenated(sts_folder):
         ("other.tsv", "1\ta\tb", "holds no similarity sets"),
         ("sts13-x.tsv", "1\ta", r"sts13-x.tsv, line 1: 2 fields, need 3"),
         ("sts13-x.tsv", "high\ta\tb", r"line 1: the score is 'high', no number"),
+        ("sts13-x.tsv", "nan\ta\tb", r"line 1: the score is 'nan', no number"),
+        ("sts13-x.tsv", "1\ta\t ", r"line 1: a sentence is empty"),
+        ("sts13-x.tsv", b"1\ta\t\xff", r"sts13-x.tsv is no UTF-8 text"),
         ("sick-r.test.txt", "a\tb\n", "no column relatedness_score"),
         ("sick-r.test.txt", "sentence_A\tsentence_B\trelatedness_score\na\n", "line 2: 1 fields"),
     ],
 )
 def test_malformed_sets_are_named(name, text, match, tmp_path):
-    (tmp_path / name).write_text(text)
+    (tmp_path / name).write_bytes(text if isinstance(text, bytes) else text.encode())
     with pytest.raises(CorpusError, match=match):
         read_sts(tmp_path)
+
+
+def test_a_set_may_begin_with_a_byte_order_mark(tmp_path):
+    (tmp_path / "sts13-x.tsv").write_bytes(b"\xef\xbb\xbf5.0\ta\tb\n")
+    assert read_sts(tmp_path) == {"sts13": [(5.0, "a", "b")]}
+
+
+def test_scores_that_are_all_the_same_are_refused(tmp_path):
+    (tmp_path / "sts13-x.tsv").write_text("5\tone\ttwo\n5\tone\tfour\n")
+    with pytest.raises(CorpusError, match="sts13: all 2 human scores are the same"):
+        evaluate_sts(tmp_path, along_a_quarter_circle)
+    (tmp_path / "sts13-x.tsv").write_text("5\tone\tone\n4\ttwo\ttwo\n")
+    with pytest.raises(CorpusError, match="sts13: all 2 cosines are the same"):
+        evaluate_sts(tmp_path, lambda texts: np.float32([[1, 0] for _ in texts]))
 
 
 def test_anisotropy_is_the_mean_cosine_of_different_rows():

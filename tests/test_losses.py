@@ -319,7 +319,7 @@ def test_losses_are_made_by_name(name):
     ("name", "settings", "match"),
     [
         ("nonsense", {}, "no loss 'nonsense' for this kind; there are: paper-triplet"),
-        ("group", {"heat": 1}, "unexpected keyword argument 'heat'"),
+        ("group", {"heat": 1}, "has no setting heat; it has: temperature"),
         ("group", {"temperature": 0}, "a temperature is 0"),
         ("group", {"group_weight": -1}, "group_weight is -1"),
         ("group", {"preserve": -1}, "preserve is -1"),

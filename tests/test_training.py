@@ -18,8 +18,9 @@ from descsim_tools.errors import CorpusError, EncoderError
 from descsim_tools.training.ablate import ablate, load_settings
 from descsim_tools.training.config import ConfigError, ModelConfig, TrainingConfig, load_config
 from descsim_tools.training.data import Cluster, Group, read_groups, write_groups
+from descsim_tools.training.kinds import run as train
 from descsim_tools.training.losses import GroupLoss
-from descsim_tools.training.trainer import TrainedPair, choose_trained, draw_batch, train
+from descsim_tools.training.trainer import TrainedPair, choose_trained, draw_batch
 from tests.conftest import ROOT
 
 FOLDER = ROOT / "examples/training"
@@ -203,7 +204,7 @@ def test_training_lowers_the_loss(whole_run):
 BROKEN = """
 import sys
 from descsim_tools.training.config import load_config
-from descsim_tools.training.trainer import train
+from descsim_tools.training.kinds import run as train
 train(load_config(sys.argv[1]), sys.argv[2])
 """
 

@@ -54,7 +54,8 @@ def test_the_papers_records(tmp_path):
 
 
 @pytest.mark.parametrize("numbers", [False, True])
-def test_labelled_pairs_of_one_premise_make_a_group(numbers, tmp_path):
+@pytest.mark.parametrize("names", [None, ("sentence1", "sentence2", "gold_label")])
+def test_labelled_pairs_of_one_premise_make_a_group(numbers, names, tmp_path, caplog):
     label = (lambda name, number: number) if numbers else (lambda name, number: name)
     rows = [
         {"premise": "p", "hypothesis": "h1", "label": label("entailment", 0)},
@@ -63,12 +64,45 @@ def test_labelled_pairs_of_one_premise_make_a_group(numbers, tmp_path):
         {"premise": "q", "hypothesis": "h4", "label": label("neutral", 1)},
         {"premise": "r", "hypothesis": "h5", "label": label("entailment", 0)},
     ]
+    if names:  # SNLI's own
+        rows = [dict(zip(names, row.values(), strict=True)) for row in rows]
     groups = read_groups(write_lines(tmp_path / "p.jsonl", rows))
     # q has no hypothesis that it entails, so there is nothing to learn from it.
     assert [group.clusters for group in groups] == [
         (Cluster(("p",), ("h1",)), Cluster((), ("h2",))),
         (Cluster(("r",), ("h5",)),),
     ]
+    assert "1 premises without an entailed" in caplog.text
+    assert "the first on line 4" in caplog.text
+
+
+def test_pairs_of_which_nothing_is_entailed(tmp_path):
+    rows = [{"premise": "p", "hypothesis": "h", "label": "neutral"}]
+    with pytest.raises(CorpusError, match="has no group: no premise has an entailed hypothesis"):
+        read_groups(write_lines(tmp_path / "p.jsonl", rows))
+
+
+@pytest.mark.parametrize(
+    ("row", "match"),
+    [
+        ({"sentence": None, "good": ["a"], "bad": ["b"]}, "'sentence' is None, need a non-empty"),
+        ({"sentence": "s", "good": ["a", 3], "bad": []}, "'good' is no list"),
+        ({"sentence": "s", "good": "[a", "bad": []}, "'good' is no list"),
+        ({"anchor": "a", "positive": {"x": 1}, "negative": "n"}, "'positive' is {'x': 1}"),
+        ({"anchor": "a", "positive": "p", "negative": " "}, "'negative' is ' '"),
+        ({"anchor": "a", "positive": "p", "negative": "\ud800"}, "need a non-empty Unicode"),
+        ({"premise": "p", "hypothesis": 1, "label": 0}, "'hypothesis' is 1"),
+        ({"premise": "p", "hypothesis": "h", "label": [0]}, r"label \[0\], need one of"),
+        ({"clusters": []}, "no list of clusters, or empty"),
+        ({"clusters": None}, "no list of clusters, or empty"),
+        ({"clusters": ["s"]}, "a cluster is no object"),
+        ({"clusters": [{"sentences": "[s", "descriptions": ["d"]}]}, "'sentences' is no list"),
+        ({"clusters": [{"sentences": ["\udfff"], "descriptions": ["d"]}]}, "'sentences' is no"),
+    ],
+)
+def test_what_is_no_text_is_named(row, match, tmp_path):
+    with pytest.raises(CorpusError, match=f"line 1: .*{match}"):
+        read_groups(write_lines(tmp_path / "g.jsonl", [row]))
 
 
 def test_triplets(tmp_path):

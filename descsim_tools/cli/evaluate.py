@@ -26,7 +26,8 @@ def evaluate(
 ) -> None:
     """Measure an encoder or a reranker on FILE.
 
-    FILE is one of: JSON lines with `description`, `good` and `bad`, for precision@k and nDCG@10;
+    FILE is one of: JSON lines with `description`, `good` and `bad`, for precision@k and nDCG@10
+    (the first 12 good sentences and all bad ones are ranked together, as in the paper);
     JSON lines of groups (`clusters`), for the share of descriptions whose nearest sentence is of
     their own cluster; a folder of STS and SICK-R sets, for Spearman's correlation on the sentence
     side. A calibrated reranker's expected calibration error (`ece`, lower is better) is told too.
@@ -138,8 +139,7 @@ def _show(title: str, result: Mapping[str, float]) -> None:
         table.add_row(
             name,
             f"{100 * value:.1f}",
-            # One query says nothing about how much queries differ.
-            "" if error is None or queries < 2 else f"{100 * error:.1f}",
+            "" if error is None else f"{100 * error:.1f}",
             f"{queries:,.0f}",
         )
     Console().print(table)

@@ -358,8 +358,14 @@ def mcp(
         serve_http(server, port, os.environ.get("DESCSIM_MCP_TOKEN"))
 
 
-_GO_ON = {"index", "migrate", "train", "generate"}
-"""Commands that go on where they were broken off."""
+_HERE = "; the same command goes on where this one stopped"
+_GO_ON = {
+    "index": _HERE,
+    "migrate": _HERE,
+    "generate": _HERE,
+    "train": "; the same command goes on after the last whole epoch (maps start over)",
+}
+"""What is told of commands that go on when they were broken off."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -376,8 +382,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             click.echo(f"descsim: a file ends too early: {error.__cause__}", err=True)
             return 1
         command = next((word for word in arguments if not word.startswith("-")), "")
-        more = "; the same command goes on where this one stopped" if command in _GO_ON else ""
-        click.echo(f"interrupted{more}", err=True)
+        click.echo(f"interrupted{_GO_ON.get(command, '')}", err=True)
         return 130
     except BrokenPipeError:
         # The reader of our output, such as `head`, has gone; Python must not flush to it at exit.

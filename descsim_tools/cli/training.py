@@ -37,9 +37,9 @@ def train() -> None:
 def run(config: Path, out: Path, as_json: bool) -> None:
     """Train as the TOML file CONFIG says.
 
-    An encoder's run that was broken off goes on when the same command is given again; that of maps,
-    which takes minutes, starts over. What was trained is in OUT/model: a folder that every
-    --encoder option takes.
+    A run that was broken off goes on after its last whole epoch when the same command is given
+    again; that of maps, which takes minutes, starts over. Another configuration or other data need
+    another OUT. What was trained is in OUT/model: a folder that every --encoder option takes.
 
     \b
     Example:

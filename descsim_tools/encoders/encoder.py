@@ -27,6 +27,7 @@ from descsim_tools.encoders.weights import (
     weights_digest,
 )
 from descsim_tools.errors import EncoderError
+from descsim_tools.text import is_unicode
 
 logger = logging.getLogger(__name__)
 
@@ -282,19 +283,11 @@ def _checked(texts: Iterable[Any]) -> list[str]:
             raise TypeError(
                 f"item {position} is {text!r} ({type(text).__name__}), need a string; drop it first"
             )
-        if not _is_unicode(text):
+        if not is_unicode(text):
             raise ValueError(f"item {position} holds bytes that are no valid UTF-8; drop it first")
         if not text.strip():
             raise ValueError(f"item {position} is empty or blank; drop it first")
     return checked
-
-
-def _is_unicode(text: str) -> bool:
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
 
 
 def _word_start(text: str, start: int, end: int) -> int:
@@ -315,7 +308,11 @@ def _without_space_around(text: str, start: int, end: int) -> tuple[int, int]:
 def label_of(source: str) -> str:
     """Name a model, from a preset, folder or hub id, without the path it lies at."""
     path = Path(source).expanduser()
-    return path.resolve().name if path.is_dir() else source
+    if not path.is_dir():
+        return source
+    path = path.resolve()
+    # As what is trained lies in a folder of this name, which says nothing.
+    return f"{path.parent.name}/{path.name}" if path.name == "model" else path.name
 
 
 def _pooling(pooling: Pooling | str | None) -> Pooling | None:

@@ -7,6 +7,7 @@ ones among the first k, over the queries that have k good ones.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +19,7 @@ from numpy.typing import NDArray
 from descsim_tools.errors import CorpusError
 from descsim_tools.evaluation.metrics import Floats, mean_and_error, ndcg_at, precision_at
 from descsim_tools.lines import read_json_lines
+from descsim_tools.text import is_readable
 
 MOST_GOOD = 12
 CUTOFFS = (1, 5, 10)
@@ -115,6 +117,9 @@ def read_items(path: str | Path) -> list[EvalItem]:
     ]
     if not items:
         raise CorpusError(f"{path} is empty")
+    id_, count = Counter(item.id for item in items).most_common(1)[0]
+    if count > 1:
+        raise CorpusError(f"{path} uses the id {id_!r} more than once")
     return items
 
 
@@ -129,9 +134,9 @@ def evaluate_file(
         cutoffs: The k of precision@k.
 
     Returns:
-        `queries`; for each k `precision@k`, its standard error `precision@k_error` and how many
-        queries have k good sentences `precision@k_queries` (all three missing where none has);
-        `ndcg@10`. Shares in [0, 1], unrounded.
+        `queries`; for each k `precision@k`, its standard error `precision@k_error` (missing for a
+        single query) and how many queries have k good sentences `precision@k_queries` (all three
+        missing where none has); `ndcg@10`. Shares in [0, 1], unrounded.
 
     Raises:
         CorpusError: The file is missing or malformed.
@@ -159,7 +164,8 @@ def evaluate_file(
         if values:
             mean, error = mean_and_error(values)
             result[f"precision@{k}"] = mean
-            result[f"precision@{k}_error"] = error
+            if len(values) > 1:
+                result[f"precision@{k}_error"] = error
             result[f"precision@{k}_queries"] = len(values)
     result["ndcg@10"] = mean_and_error(gains)[0]
     return result
@@ -176,8 +182,8 @@ def evaluate_groups(groups: Iterable[GroupLike], score: Score) -> dict[str, floa
         score: Ranks the sentences; `EncoderScore` for an encoder.
 
     Returns:
-        `group_accuracy` in [0, 1], its standard error `group_accuracy_error`, and `descriptions`,
-        how many were asked.
+        `group_accuracy` in [0, 1], its standard error `group_accuracy_error` (missing for a single
+        description), and `descriptions`, how many were asked.
 
     Raises:
         ValueError: No description can be asked, or the score is as in `evaluate_file`.
@@ -204,7 +210,8 @@ def evaluate_groups(groups: Iterable[GroupLike], score: Score) -> dict[str, floa
     if not values:
         raise ValueError("no group has two clusters with sentences, so there is nothing to choose")
     mean, error = mean_and_error(values)
-    return {"descriptions": len(values), "group_accuracy": mean, "group_accuracy_error": error}
+    errors = {"group_accuracy_error": error} if len(values) > 1 else {}
+    return {"descriptions": len(values), "group_accuracy": mean, **errors}
 
 
 def group_accuracy(groups: Iterable[GroupLike], score: Score) -> float:
@@ -217,15 +224,19 @@ def _item(row: Any, where: str, number: int) -> EvalItem:
         found = f"fields {', '.join(row)}" if isinstance(row, dict) else f"a {type(row).__name__}"
         raise CorpusError(f"{where}: {found}; need an object with description, good and bad")
     description = row["description"]
-    if not isinstance(description, str) or not description.strip():
-        raise CorpusError(f"{where}: the description is {description!r}, need a non-empty string")
+    if not is_readable(description):
+        raise CorpusError(
+            f"{where}: the description is {description!r}, need a non-empty Unicode string"
+        )
     good, bad = (_texts(row[field], field, where) for field in ("good", "bad"))
+    if both := set(good) & set(bad):
+        raise CorpusError(f"{where}: {min(both)!r} is both good and bad")
     return EvalItem(str(row.get("id", f"line-{number}")), description, good, bad)
 
 
 def _texts(value: Any, field: str, where: str) -> tuple[str, ...]:
-    if not isinstance(value, list) or not all(isinstance(t, str) and t.strip() for t in value):
-        raise CorpusError(f"{where}: {field!r} is no list of non-empty strings")
+    if not isinstance(value, list) or not all(map(is_readable, value)):
+        raise CorpusError(f"{where}: {field!r} is no list of non-empty Unicode strings")
     if not value:
         raise CorpusError(f"{where}: {field!r} is empty, so there is nothing to rank")
     return tuple(value)

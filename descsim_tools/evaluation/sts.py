@@ -6,6 +6,7 @@ year concatenated, and the test set of SICK-R, as *PNA* and SimCSE report it ("a
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TypeAlias
@@ -15,6 +16,7 @@ from numpy.typing import NDArray
 from scipy.stats import spearmanr
 
 from descsim_tools.errors import CorpusError
+from descsim_tools.text import is_readable
 
 Encode: TypeAlias = Callable[[Sequence[str]], NDArray[np.float32]]
 """(n, d) rows of length 1, such as `DescriptionEncoder.encode_sentences`."""
@@ -66,7 +68,7 @@ def evaluate_sts(folder: str | Path, encode: Encode) -> dict[str, float]:
         sentences together. Unrounded.
 
     Raises:
-        CorpusError: As `read_sts`.
+        CorpusError: As `read_sts`, or all scores of a set are the same.
     """
     sets = read_sts(folder)
     texts = list(dict.fromkeys(t for pairs in sets.values() for _, *both in pairs for t in both))
@@ -77,8 +79,7 @@ def evaluate_sts(folder: str | Path, encode: Encode) -> dict[str, float]:
         first = vectors[[row[a] for _, a, _ in pairs]]
         second = vectors[[row[b] for _, _, b in pairs]]
         cosines = (first * second).sum(axis=1)
-        statistic = spearmanr([score for score, _, _ in pairs], cosines).statistic
-        result[f"spearman_{name}"] = float(statistic)
+        result[f"spearman_{name}"] = _spearman(name, [score for score, _, _ in pairs], cosines)
     return {
         "pairs": sum(map(len, sets.values())),
         **result,
@@ -138,12 +139,29 @@ def _sick(path: Path) -> list[Pair]:
 
 def _rows(path: Path) -> list[tuple[int, list[str]]]:
     # Not the csv module: a quotation mark in these files is just a character.
-    lines = path.read_text(encoding="utf-8").split("\n")
+    try:
+        lines = path.read_text(encoding="utf-8-sig").split("\n")
+    except UnicodeDecodeError as error:
+        raise CorpusError(f"{path} is no UTF-8 text: {error}") from error
     return [(n, line.rstrip("\r").split("\t")) for n, line in enumerate(lines, 1) if line.strip()]
 
 
 def _pair(score: str, first: str, second: str, path: Path, number: int) -> Pair:
     try:
-        return float(score), first, second
-    except ValueError as error:
-        raise CorpusError(f"{path}, line {number}: the score is {score!r}, no number") from error
+        value = float(score)
+    except ValueError:
+        value = math.nan
+    if not math.isfinite(value):
+        raise CorpusError(f"{path}, line {number}: the score is {score!r}, no number")
+    if not (is_readable(first) and is_readable(second)):
+        raise CorpusError(f"{path}, line {number}: a sentence is empty")
+    return value, first, second
+
+
+def _spearman(name: str, scores: Sequence[float], cosines: NDArray[np.float32]) -> float:
+    for what, values in (("human scores", scores), ("cosines", cosines.tolist())):
+        if len(set(values)) == 1:
+            raise CorpusError(
+                f"{name}: all {len(values)} {what} are the same, so nothing correlates with them"
+            )
+    return float(spearmanr(scores, cosines).statistic)

@@ -15,13 +15,11 @@ from descsim_tools.rerankers.causal_lm import CausalLMScorer
 from descsim_tools.rerankers.prompts import Prompt, find_prompt
 from descsim_tools.rerankers.tokens import PairTokenizer
 from descsim_tools.training.config import ConfigError, TrainConfig, TrainingConfig
+from descsim_tools.training.folder import TrainResult, write_result
 from descsim_tools.training.listwise import PairScorer, fit_on_lists
 from descsim_tools.training.losses import LIST_LOSSES, make_loss
 from descsim_tools.training.trainer import (
-    TrainResult,
-    make_folder,
     training_groups,
-    write_result,
 )
 
 
@@ -57,7 +55,7 @@ class TrainedCausalLM(PairScorer):
         return self._scorer.log_prob_sums(made).float()
 
 
-def train(config: TrainConfig, folder: str | Path, *, progress: bool = False) -> TrainResult:
+def train(config: TrainConfig, folder: Path, *, progress: bool = False) -> TrainResult:
     """Train as configured, by LoRA; a run that was broken off in the same folder goes on.
 
     Args:
@@ -77,7 +75,6 @@ def train(config: TrainConfig, folder: str | Path, *, progress: bool = False) ->
         raise ConfigError(
             f"model.method is {config.model.method!r}; a causal-lm is trained by 'lora'"
         )
-    folder = make_folder(folder)
     started = time.perf_counter()
     groups = training_groups(config)
     loss = make_loss(config.loss.name, config.loss.settings, LIST_LOSSES)

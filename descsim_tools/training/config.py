@@ -27,7 +27,7 @@ _Share: TypeAlias = Annotated[float, Field(ge=0, lt=1)]
 
 
 class _Section(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
 
 class DataConfig(_Section):
@@ -35,7 +35,8 @@ class DataConfig(_Section):
 
     Attributes:
         train: Files of groups, or of any form that `read_groups` knows.
-        dev: Files of the eval form, or of groups; measured after each epoch.
+        dev: Files of the eval form, or of groups; measured after each epoch. Their figures bear
+            their names, without .jsonl.
         leave_out: Groups whose id begins with one of these are not trained on.
     """
 
@@ -162,7 +163,16 @@ _NOT_OF_MAPS = {
     "model": ModelConfig.model_fields.keys() - {"base", "pooling"},
     "training": {"accumulate", "tokens_per_pass", "precision", "average", "base_share"},
 }
-_NOT_OF_PAIR_SCORERS = {"training": {"average", "base_share"}}
+_NOT_OF_PAIR_SCORERS = {
+    "model": {"sides", "brackets"},
+    "training": {
+        "average",
+        "base_share",
+        "sentences_per_cluster",
+        "descriptions_per_cluster",
+        "twins_per_cluster",
+    },
+}
 """Settings, by section, that have no meaning for a kind."""
 
 
@@ -190,6 +200,11 @@ class TrainConfig(_Section):
     training: TrainingConfig = TrainingConfig()
     pairs: PairsConfig = PairsConfig()
     maps: MapsConfig = MapsConfig()
+
+    @property
+    def is_average(self) -> bool:
+        """Whether the result is a mean of runs, or of a run and its base."""
+        return self.training.average > 1 or any(self.training.base_share)
 
     @model_validator(mode="after")
     def _without_effect(self) -> TrainConfig:
@@ -227,11 +242,10 @@ def read_toml(path: Path) -> dict[str, Any]:
         ConfigError: It is missing or no TOML.
     """
     try:
-        with path.open("rb") as file:
-            return tomllib.load(file)
+        return tomllib.loads(path.read_text(encoding="utf-8-sig"))
     except OSError as error:
         raise ConfigError(f"cannot read {path}: {error.strerror}") from error
-    except tomllib.TOMLDecodeError as error:
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path} is no TOML: {error}") from error
 
 

@@ -10,9 +10,11 @@ from __future__ import annotations
 
 import gzip
 import json
+import logging
 import random
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from statistics import mean
@@ -21,6 +23,9 @@ from typing import Any
 from descsim_tools.datagen.formats import Cluster, Group
 from descsim_tools.errors import CorpusError
 from descsim_tools.lines import read_json_lines
+from descsim_tools.text import is_readable
+
+logger = logging.getLogger(__name__)
 
 
 def read_groups(path: str | Path) -> list[Group]:
@@ -29,11 +34,13 @@ def read_groups(path: str | Path) -> list[Group]:
     Args:
         path: A .jsonl or .jsonl.gz file. Each line is a group (`clusters`), a record of the paper
             (`sentence`, `good`, `bad`), a labelled pair as in SNLI (`premise`, `hypothesis`,
-            `label`; consecutive lines of one premise make a group) or a triplet (`anchor`,
-            `positive`, `negative`; the anchor is the sentence).
+            `label`, or SNLI's own `sentence1`, `sentence2`, `gold_label`; consecutive lines of one
+            premise make a group, unless nothing is entailed by it, which is logged) or a triplet
+            (`anchor`, `positive`, `negative`; the anchor is the sentence).
 
     Raises:
-        CorpusError: The file is missing, or a line has none of these forms; the line is named.
+        CorpusError: The file is missing, a line has none of these forms or holds what is no text,
+            and is named, or no group is left.
     """
     path = Path(path)
     rows = list(_rows(path))
@@ -41,6 +48,8 @@ def read_groups(path: str | Path) -> list[Group]:
         raise CorpusError(f"{path} is empty")
     form = _form_of(rows[0][1], path, rows[0][0])
     groups = form(rows, path)
+    if not groups:
+        raise CorpusError(f"{path} has no group: no premise has an entailed hypothesis")
     repeated = [id_ for id_, count in Counter(g.id for g in groups).items() if count > 1]
     if repeated:
         raise CorpusError(f"{path} uses the id {repeated[0]!r} more than once")
@@ -134,7 +143,13 @@ def _form_of(
 def _group_rows(rows: _Rows, path: Path) -> list[Group]:
     groups = []
     for number, row in rows:
-        clusters = _need(row, "clusters", path, number)
+        clusters = row.get("clusters")
+        if not isinstance(clusters, list) or not clusters:
+            raise CorpusError(f"{path}, line {number}: 'clusters' is no list of clusters, or empty")
+        if not all(isinstance(cluster, dict) for cluster in clusters):
+            raise CorpusError(
+                f"{path}, line {number}: a cluster is no object with 'sentences' and 'descriptions'"
+            )
         groups.append(
             Group(
                 str(row.get("id", f"line-{number}")),
@@ -156,7 +171,7 @@ def _group_rows(rows: _Rows, path: Path) -> list[Group]:
 def _record_rows(rows: _Rows, path: Path) -> list[Group]:
     groups = []
     for number, row in rows:
-        good = Cluster((str(row["sentence"]),), _texts(row, "good", path, number))
+        good = Cluster((_text(row, "sentence", path, number),), _texts(row, "good", path, number))
         bad = _texts(row, "bad", path, number, may_be_empty=True)
         # No sentence is known that the bad descriptions fit, so their cluster has none.
         clusters = (good, Cluster((), bad)) if bad else (good,)
@@ -164,9 +179,14 @@ def _record_rows(rows: _Rows, path: Path) -> list[Group]:
     return groups
 
 
-def _pair_rows(rows: _Rows, path: Path) -> list[Group]:
+def _pair_rows(
+    rows: _Rows,
+    path: Path,
+    names: tuple[str, str, str] = ("premise", "hypothesis", "label"),
+) -> list[Group]:
     """Entailed hypotheses describe the premise; neutral and contradicting ones do not."""
     groups: list[Group] = []
+    without: list[int] = []  # lines of premises of which nothing is entailed
     good: list[str] = []
     bad: list[str] = []
 
@@ -176,19 +196,20 @@ def _pair_rows(rows: _Rows, path: Path) -> list[Group]:
             if bad:
                 clusters.append(Cluster((), tuple(bad)))
             groups.append(Group(f"line-{number}", tuple(clusters), shape="pair"))
+        else:
+            without.append(number)
         good.clear()
         bad.clear()
 
     last: tuple[str, int] | None = None
     for number, row in rows:
-        premise = str(_need(row, "premise", path, number))
-        hypothesis = str(_need(row, "hypothesis", path, number))
+        premise, hypothesis = (_text(row, name, path, number) for name in names[:2])
         if last is not None and premise != last[0]:
             close(*last)
             last = None
         last = last or (premise, number)
-        label = _need(row, "label", path, number)
-        if label not in _LABELS:
+        label = _need(row, names[2], path, number)
+        if not isinstance(label, int | str) or label not in _LABELS:
             raise CorpusError(
                 f"{path}, line {number}: label {label!r}, need one of "
                 f"{', '.join(map(repr, _LABELS))}"
@@ -197,7 +218,16 @@ def _pair_rows(rows: _Rows, path: Path) -> list[Group]:
             (good if _LABELS[label] else bad).append(hypothesis)
     if last is not None:
         close(*last)
+    if without:
+        logger.warning(
+            "%s: %d premises without an entailed %s are left out, the first on line %d",
+            path, len(without), names[1], without[0],
+        )  # fmt: skip
     return groups
+
+
+def _snli_rows(rows: _Rows, path: Path) -> list[Group]:
+    return _pair_rows(rows, path, ("sentence1", "sentence2", "gold_label"))
 
 
 _LABELS: dict[Any, bool | None] = {
@@ -217,8 +247,10 @@ def _triplet_rows(rows: _Rows, path: Path) -> list[Group]:
         Group(
             f"line-{number}",
             (
-                Cluster((str(row["anchor"]),), (str(_need(row, "positive", path, number)),)),
-                Cluster((), (str(_need(row, "negative", path, number)),)),
+                Cluster(
+                    (_text(row, "anchor", path, number),), (_text(row, "positive", path, number),)
+                ),
+                Cluster((), (_text(row, "negative", path, number),)),
             ),
             shape="triplet",
         )
@@ -230,6 +262,7 @@ _FORMS: dict[tuple[str, ...], Callable[[_Rows, Path], list[Group]]] = {
     ("clusters",): _group_rows,
     ("sentence", "good", "bad"): _record_rows,
     ("premise", "hypothesis", "label"): _pair_rows,
+    ("sentence1", "sentence2", "gold_label"): _snli_rows,
     ("anchor", "positive", "negative"): _triplet_rows,
 }
 
@@ -240,14 +273,28 @@ def _need(row: Mapping[str, Any], field: str, path: Path, number: int) -> Any:
     return row[field]
 
 
+def _text(row: Mapping[str, Any], field: str, path: Path, number: int) -> str:
+    value = _need(row, field, path, number)
+    if not is_readable(value):
+        raise CorpusError(
+            f"{path}, line {number}: {field!r} is {value!r}, need a non-empty Unicode string"
+        )
+    return str(value)
+
+
 def _texts(
     row: Mapping[str, Any], field: str, path: Path, number: int, *, may_be_empty: bool = False
 ) -> tuple[str, ...]:
     value = _need(row, field, path, number)
+    texts = value
     # The hub's copy of the paper's data keeps its lists as JSON text.
-    texts = json.loads(value) if isinstance(value, str) and value.startswith("[") else value
-    if not isinstance(texts, list) or not all(isinstance(t, str) and t.strip() for t in texts):
-        raise CorpusError(f"{path}, line {number}: {field!r} is no list of non-empty strings")
+    if isinstance(value, str) and value.startswith("["):
+        with suppress(ValueError):
+            texts = json.loads(value)
+    if not isinstance(texts, list) or not all(map(is_readable, texts)):
+        raise CorpusError(
+            f"{path}, line {number}: {field!r} is no list of non-empty Unicode strings"
+        )
     if not texts and not may_be_empty:
         raise CorpusError(f"{path}, line {number}: {field!r} is empty")
     return tuple(texts)

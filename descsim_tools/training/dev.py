@@ -13,6 +13,7 @@ from torch import Tensor
 
 from descsim_tools.datagen.formats import Group
 from descsim_tools.encoders.encoder import Side
+from descsim_tools.errors import CorpusError
 from descsim_tools.evaluation.protocol import (
     EncoderScore,
     EvalItem,
@@ -22,11 +23,12 @@ from descsim_tools.evaluation.protocol import (
     read_items,
 )
 from descsim_tools.lines import read_json_lines
-from descsim_tools.training.config import TrainConfig
+from descsim_tools.training.config import ConfigError, TrainConfig
 from descsim_tools.training.data import read_groups
 
 _PASS = 256
 _JUDGED_BY = ("precision@5", "precision@10", "group_accuracy")
+_ELSE = "ndcg@10"
 
 
 class DevMeasure:
@@ -36,19 +38,25 @@ class DevMeasure:
 
     Attributes:
         files: Their contents by name.
+
+    Raises:
+        CorpusError: A file is missing or malformed, or there is nothing in it to choose between.
+        ConfigError: Two files have the same name.
     """
 
     def __init__(self, config: TrainConfig) -> None:
         self.files: dict[str, list[EvalItem] | list[Group]] = {}
         for path in config.data.dev:
-            name = path.name.split(".")[0]
-            self.files[name] = read_groups(path) if _holds_groups(path) else read_items(path)
+            name = path.name.removesuffix(".gz").removesuffix(".jsonl")
+            if name in self.files:
+                raise ConfigError(f"two of data.dev are called {name}; rename one of them")
+            self.files[name] = _read_dev_groups(path) if _holds_groups(path) else read_items(path)
 
     def __call__(self, score: Score) -> dict[str, float]:
         """Return all figures, and as `score` the mean over the files of what each is judged by.
 
-        That is the mean of precision@5 and @10 (where the queries have as many good sentences) or
-        the group accuracy: precision@1 on a hundred queries moves by chance alone.
+        That is the mean of precision@5 and @10 (where any query has as many good sentences, else
+        nDCG@10) or the group accuracy: precision@1 on a hundred queries moves by chance alone.
         """
         figures: dict[str, float] = {}
         judged = []
@@ -57,7 +65,8 @@ class DevMeasure:
             items = [item for item in content if isinstance(item, EvalItem)]
             found = evaluate_groups(groups, score) if groups else evaluate_file(items, score)
             figures.update({f"{name}_{measure}": value for measure, value in found.items()})
-            judged.append(float(np.mean([found[m] for m in _JUDGED_BY if m in found])))
+            by = [m for m in _JUDGED_BY if m in found] or [_ELSE]
+            judged.append(float(np.mean([found[m] for m in by])))
         figures["score"] = float(np.mean(judged))
         return figures
 
@@ -73,6 +82,16 @@ class DevMeasure:
                 descriptions += [d for cluster in item.clusters for d in cluster.descriptions]
                 sentences += [s for cluster in item.clusters for s in cluster.sentences]
         return descriptions, sentences
+
+
+def _read_dev_groups(path: Path) -> list[Group]:
+    groups = read_groups(path)
+    if not any(sum(bool(c.sentences) for c in group.clusters) > 1 for group in groups):
+        raise CorpusError(
+            f"{path}: no group has two clusters with sentences, so there is nothing to choose "
+            "between"
+        )
+    return groups
 
 
 def _holds_groups(path: Path) -> bool:

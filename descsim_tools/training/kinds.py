@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from descsim_tools.training.config import TrainConfig
-
-if TYPE_CHECKING:
-    from descsim_tools.training.trainer import TrainResult
+from descsim_tools.training.folder import TrainResult, run_folder
 
 
 def run(config: TrainConfig, folder: str | Path, *, progress: bool = False) -> TrainResult:
@@ -16,12 +13,13 @@ def run(config: TrainConfig, folder: str | Path, *, progress: bool = False) -> T
 
     Args:
         config: See `load_config`.
-        folder: For the result.
+        folder: For the result. A run that has ended in it is not done again.
         progress: Show bars on standard error.
 
     Raises:
         CorpusError: A file is missing or malformed.
-        ConfigError: A setting is not allowed.
+        ConfigError: A setting is not allowed, the training diverged, or the folder is another
+            run's; see `run_folder`.
         EncoderError: The base cannot be loaded.
         RerankerError: The base of a `causal-lm`, or its prompt, cannot be found.
     """
@@ -33,4 +31,5 @@ def run(config: TrainConfig, folder: str | Path, *, progress: bool = False) -> T
         from descsim_tools.training.causal_lm import train
     else:
         from descsim_tools.training.trainer import train
-    return train(config, folder, progress=progress)
+    with run_folder(config, folder) as ended:
+        return ended or train(config, Path(folder), progress=progress)

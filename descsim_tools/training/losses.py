@@ -7,6 +7,7 @@ its MultipleNegativesRankingLoss knows one positive a row and no groups.
 
 from __future__ import annotations
 
+import inspect
 from dataclasses import dataclass
 from typing import Any
 
@@ -424,6 +425,10 @@ def make_loss(
     """
     if name not in known:
         raise ValueError(f"no loss {name!r} for this kind; there are: {', '.join(known)}")
+    has = inspect.signature(known[name]).parameters
+    if unknown := sorted(settings.keys() - has.keys()):
+        allowed = ", ".join(has) or "none"
+        raise ValueError(f"loss {name!r} has no setting {', '.join(unknown)}; it has: {allowed}")
     try:
         return known[name](**settings)
     except TypeError as error:

@@ -25,18 +25,17 @@ from descsim_tools.encoders.maps import apply_map, write_map
 from descsim_tools.encoders.presets import PRESETS, EncoderSpec
 from descsim_tools.errors import require
 from descsim_tools.quiet import quiet_loading
-from descsim_tools.training.config import MapsConfig, ModelConfig, TrainConfig
+from descsim_tools.training.config import ConfigError, MapsConfig, ModelConfig, TrainConfig
 from descsim_tools.training.dev import DevMeasure, score_of
+from descsim_tools.training.folder import TrainResult, write_result
 from descsim_tools.training.losses import EmbeddedBatch, make_loss
 from descsim_tools.training.trainer import (
     GroupDataset,
     TextBatch,
-    TrainResult,
+    check_finite,
     draw_batch,
-    make_folder,
     training_groups,
     write_log,
-    write_result,
 )
 
 _ENCODED_AT_ONCE = 64
@@ -119,7 +118,7 @@ class MapPair(nn.Module):
         )
 
 
-def train(config: TrainConfig, folder: str | Path, *, progress: bool = False) -> TrainResult:
+def train(config: TrainConfig, folder: Path, *, progress: bool = False) -> TrainResult:
     """Train maps as configured; on one machine the same configuration gives the same maps.
 
     Args:
@@ -129,14 +128,18 @@ def train(config: TrainConfig, folder: str | Path, *, progress: bool = False) ->
 
     Raises:
         CorpusError: A file is missing or malformed.
-        ConfigError: The folder cannot be made.
+        ConfigError: A setting is not allowed, or the training diverged.
         EncoderError: The base cannot be loaded.
     """
     require("matplotlib", "train")
-    folder = make_folder(folder)
     started = time.perf_counter()
     groups = training_groups(config)
     measure = DevMeasure(config)
+    loss = make_loss(config.loss.name, config.loss.settings)
+    if getattr(loss, "preserve", 0) > 0:
+        raise ConfigError(
+            "loss.preserve is for encoders in training, and maps leave theirs as it is; take it out"
+        )
     encoder = DescriptionEncoder.from_spec(_base(config.model, config.name))
     vectors = Vectors(encoder, _texts(groups, measure))
     vectors.encode(progress=progress)
@@ -183,6 +186,7 @@ def fit(
     )  # fmt: skip
     for step, batch in enumerate(shown, start=1):
         loss = loss_of(pair.embed_batch(batch))
+        check_finite(loss, step, settings.learning_rate)
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()

@@ -15,7 +15,7 @@ from torch import Tensor
 from descsim_tools.datagen.formats import Group
 from descsim_tools.encoders import DescriptionEncoder
 from descsim_tools.evaluation.protocol import EncodesBoth
-from descsim_tools.training.config import PairsConfig
+from descsim_tools.training.config import ConfigError, PairsConfig
 from descsim_tools.training.losses import ScoredPairs
 
 logger = logging.getLogger(__name__)
@@ -169,6 +169,7 @@ class PairSource:
 
     Raises:
         EncoderError: The encoder cannot be loaded. It is not, if nothing is wanted of it.
+        ConfigError: There is nothing to mine at the ranks asked for.
     """
 
     def __init__(
@@ -184,6 +185,12 @@ class PairSource:
         encoded = Encoded(groups, encoder, twins=cosines and settings.twins > 0)
         if settings.mined:
             self.mined = mine(encoded, settings.mined_ranks)
+            if not any(self.mined.values()):
+                raise ConfigError(
+                    f"no sentence is at the ranks pairs.mined_ranks = {list(settings.mined_ranks)}:"
+                    f" {len(encoded.sentences)} sentences are ranked, those of a description's own "
+                    "group left out. Lower the ranks, or set pairs.mined to 0"
+                )
         if cosines:
             self.teacher = encoded
 

@@ -17,21 +17,22 @@ def plot_history(history: Sequence[Mapping[str, Any]], path: str | Path) -> None
     left.set_xlabel("epoch")
     left.set_ylabel("training loss")
     if losses:
-        left.plot(*zip(*losses, strict=True), color="tab:gray", label="training loss")
+        left.plot(*zip(*losses, strict=True), marker=".", color="tab:gray", label="training loss")
     if scores:
         right = left.twinx()
         right.set_ylabel("dev score")
         right.plot(*zip(*scores, strict=True), marker="o", color="tab:blue", label="dev score")
+    _legend_above(figure)
     figure.savefig(path, dpi=120, bbox_inches="tight", metadata={"Software": None})
 
 
 def plot_comparison(
     rows: Mapping[str, Mapping[str, float]], measures: Sequence[str], path: str | Path
 ) -> None:
-    """Draw the measures of several runs as groups of bars.
+    """Draw the measures of several runs as groups of bars, with their standard errors.
 
     Args:
-        rows: Figures by the run's name.
+        rows: Figures by the run's name, errors as `NAME_error`.
         measures: Which of them to draw.
         path: A .png file.
     """
@@ -39,14 +40,21 @@ def plot_comparison(
     width = 0.8 / max(1, len(rows))
     for number, (name, figures) in enumerate(rows.items()):
         places = [i + number * width for i in range(len(measures))]
-        axes.bar(places, [figures[m] for m in measures], width, label=name)
-    axes.set_xticks([i + 0.4 - width / 2 for i in range(len(measures))], measures, rotation=20)
+        errors = [figures.get(f"{m}_error", 0.0) for m in measures]
+        bars = {"yerr": errors, "error_kw": {"elinewidth": 0.8, "ecolor": "0.3"}, "label": name}
+        axes.bar(places, [figures[m] for m in measures], width, **bars)
+    ticks = [i + 0.4 - width / 2 for i in range(len(measures))]
+    axes.set_xticks(ticks, measures, rotation=20, ha="right")
     axes.set_ylim(0, 1)
-    axes.legend(loc="lower right")
+    _legend_above(figure)
     figure.savefig(path, dpi=120, bbox_inches="tight", metadata={"Software": None})
+
+
+def _legend_above(figure: Any) -> None:
+    figure.legend(loc="outside upper center", ncols=5, frameon=False)
 
 
 def _figure() -> tuple[Any, Any]:
     # The object interface, since pyplot would choose a display and keep every figure alive.
-    figure = require("matplotlib.figure", "train").Figure(figsize=(7, 4))
+    figure = require("matplotlib.figure", "train").Figure(figsize=(8, 4.5), layout="constrained")
     return figure, figure.subplots()

@@ -11,7 +11,7 @@ import re
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -33,40 +33,19 @@ from descsim_tools.datagen.formats import Group
 from descsim_tools.encoders import PRESETS, EncoderSpec
 from descsim_tools.encoders.delta import write_delta
 from descsim_tools.encoders.encoder import Side, transformer_of
-from descsim_tools.encoders.loading import build_model
+from descsim_tools.encoders.loading import build_model, tokenizer_of
 from descsim_tools.errors import CorpusError, require
 from descsim_tools.evaluation.protocol import EncoderScore
 from descsim_tools.quiet import quiet_loading
 from descsim_tools.training.config import ConfigError, ModelConfig, TrainConfig, TrainingConfig
 from descsim_tools.training.data import read_groups
 from descsim_tools.training.dev import DevMeasure, score_of
+from descsim_tools.training.folder import TrainResult, run_folder, write_result
 from descsim_tools.training.losses import EmbeddedBatch, make_loss
 from descsim_tools.training.parallel import Passes
 from descsim_tools.training.plots import plot_history
 
 logger = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class TrainResult:
-    """What a run gave.
-
-    Attributes:
-        folder: Holds `model/` (a sentence-transformers folder), what it adds to its base
-            (`delta.safetensors`, see `descsim_tools.encoders.delta`, but not for `shared`; or
-            `description-map.safetensors` and `sentence-map.safetensors`, see
-            `descsim_tools.encoders.maps`), `log.csv`, `curve.png` and `result.json`.
-        metrics: Dev figures of the kept checkpoint.
-        epoch: That it was taken after.
-        groups: Trained on.
-        seconds: Wall time.
-    """
-
-    folder: str
-    metrics: dict[str, float]
-    epoch: float
-    groups: int
-    seconds: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,13 +198,13 @@ def precise(settings: TrainingConfig, model: nn.Module) -> AbstractContextManage
     return nullcontext()
 
 
-def train(config: TrainConfig, folder: str | Path, *, progress: bool = False) -> TrainResult:
+def train(config: TrainConfig, folder: Path, *, progress: bool = False) -> TrainResult:
     """Train as configured; a run that was broken off in the same folder goes on.
 
     Args:
         config: See `load_config`. With `training.average` above 1 or a `base_share`, each seed's
             run lies in a folder of its own, and the result is the mean of their weights.
-        folder: For the result and the checkpoints.
+        folder: For the result and the checkpoints; see `run_folder`.
         progress: Show a bar on standard error.
 
     Raises:
@@ -234,32 +213,17 @@ def train(config: TrainConfig, folder: str | Path, *, progress: bool = False) ->
         EncoderError: The base cannot be loaded.
     """
     require("accelerate", "train")
-    folder = make_folder(folder)
     started = time.perf_counter()
     groups = training_groups(config)
     measure = DevMeasure(config)
-    averaged = config.training.average > 1 or any(config.training.base_share)
-    run = _train_average if averaged else _train_seed
+    make_loss(config.loss.name, config.loss.settings)  # refused before anything heavy is loaded
+    run = _train_average if config.is_average else _train_seed
     model, metrics, epoch = run(config, groups, measure, folder, progress=progress)
-    _write(_spec(config.model, config.name), model, folder)
+    _write(config, model, folder)
     seconds = time.perf_counter() - started
     result = TrainResult(str(folder), metrics, epoch, len(groups), seconds)
     write_result(config, result, folder)
     return result
-
-
-def make_folder(folder: str | Path) -> Path:
-    """Make the folder of a run, if it is missing.
-
-    Raises:
-        ConfigError: It cannot be made.
-    """
-    folder = Path(folder)
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise ConfigError(f"cannot make the folder {folder}: {error.strerror}") from error
-    return folder
 
 
 def _train_average(
@@ -272,13 +236,16 @@ def _train_average(
     ("robust fine-tuning", Wortsman et al., CVPR 2022).
     """
     count = config.training.average
-    models = [build_model(_spec(config.model, config.name))]
+    models = [build_start(config)]
     for seed in range(config.training.seed, config.training.seed + count):
         settings = config.training.model_copy(
             update={"average": 1, "base_share": (0.0, 0.0), "seed": seed}
         )
         member = folder / f"seed-{seed}"
-        train(config.model_copy(update={"training": settings}), member, progress=progress)
+        single = config.model_copy(update={"training": settings})
+        with run_folder(single, member) as ended:
+            if ended is None:
+                train(single, member, progress=progress)
         models.append(SentenceTransformer(str(member / "model"), local_files_only=True))
     base, *tuned = [model.state_dict() for model in models]
     mean = {}
@@ -300,7 +267,8 @@ def _train_seed(
     config: TrainConfig, groups: list[Group], measure: DevMeasure, folder: Path, *, progress: bool
 ) -> tuple[SentenceTransformer, dict[str, float], float]:
     torch.manual_seed(config.training.seed)
-    model = build_model(_spec(config.model, config.name))
+    model = build_start(config)
+    _tell_of_cuts(model, groups)
     make_ready(model)
     choose_trained(model, config.model)
     trained = TrainedPair(model, make_loss(config.loss.name, config.loss.settings), config.training)
@@ -377,16 +345,6 @@ def make_ready(model: nn.Module) -> None:
         dropout.p = 0.0
 
 
-def write_result(config: TrainConfig, result: TrainResult, folder: Path) -> None:
-    """Write configuration and figures, without a path of this machine."""
-    content = {"config": json.loads(config.model_dump_json()), **asdict(result)}
-    del content["folder"]
-    data = content["config"]["data"]
-    for key in ("train", "dev"):
-        data[key] = [Path(file).name for file in data[key]]
-    (folder / "result.json").write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
-
-
 class GroupDataset(Dataset[tuple[Group, int]]):
     """Groups, each with the seed of its draw in the current epoch."""
 
@@ -424,6 +382,13 @@ class _GroupTrainer(Trainer):
     model: nn.Module
     measure: Callable[[], dict[str, float]]
 
+    def compute_loss(self, *args: Any, **kwargs: Any) -> Any:
+        """Return the loss, if the training has not diverged."""
+        loss = super().compute_loss(*args, **kwargs)
+        assert isinstance(loss, Tensor)  # no outputs are asked for
+        check_finite(loss, self.state.global_step + 1, self.args.learning_rate)
+        return loss
+
     def evaluate(
         self, *args: Any, metric_key_prefix: str = "eval", **kwargs: Any
     ) -> dict[str, float]:
@@ -437,6 +402,19 @@ class _GroupTrainer(Trainer):
             self.args, self.state, self.control, metrics
         )
         return metrics
+
+
+def check_finite(loss: Tensor, step: int, learning_rate: float) -> None:
+    """Refuse to go on with a loss that is no number.
+
+    Raises:
+        ConfigError: It is none.
+    """
+    if not torch.isfinite(loss):
+        raise ConfigError(
+            f"the training diverged: the loss of step {step} is {loss.item()}. Lower "
+            f"training.learning_rate, which is {learning_rate:g}, and check the loss's settings"
+        )
 
 
 def choose_trained(model: nn.Module, settings: ModelConfig) -> None:
@@ -480,14 +458,60 @@ def _transformers(model: nn.Module) -> Iterator[Transformer]:
     return (module for module in model.modules() if isinstance(module, Transformer))
 
 
-def _spec(settings: ModelConfig, name: str) -> EncoderSpec:
+def build_start(config: TrainConfig) -> SentenceTransformer:
+    """Load what training starts from: the base, twice where a pair is made of one encoder.
+
+    Raises:
+        EncoderError: The base cannot be loaded.
+        ConfigError: It is a pair, and one shared encoder is wanted.
+    """
+    shared = config.model.sides == "shared"
+    with quiet_loading():
+        model = build_model(_spec(config.model, config.name, pair=False))
+        if _is_pair(model):
+            if shared:
+                raise ConfigError(
+                    f"model.base {config.model.base!r} is a pair, which cannot become one shared "
+                    'encoder; set model.sides to "pair"'
+                )
+            return model
+        return model if shared else build_model(_spec(config.model, config.name, pair=True))
+
+
+def _is_pair(model: SentenceTransformer) -> bool:
+    return isinstance(model[0], Router)
+
+
+def _tell_of_cuts(model: SentenceTransformer, groups: Sequence[Group]) -> None:
+    """Warn of texts that are longer than a side reads."""
+    descriptions = [d for g in groups for cluster in g.clusters for d in cluster.descriptions]
+    sentences = [s for g in groups for cluster in g.clusters for s in cluster.sentences]
+    sides: dict[Side, list[str]] = {"query": descriptions, "document": sentences + descriptions}
+    for side, texts in sides.items():
+        transformer = transformer_of(model, side)
+        limit, prompt = transformer.max_seq_length, model.prompts.get(side) or ""
+        if limit is None:
+            continue
+        # A token stands for at least one byte, so that short texts need no counting.
+        doubtful = [t for t in dict.fromkeys(texts) if 4 * len(t) + 100 > limit]
+        if not doubtful:
+            continue
+        tokens = tokenizer_of(transformer)([prompt + t for t in doubtful], verbose=False)
+        cut = [t for t, ids in zip(doubtful, tokens["input_ids"], strict=True) if len(ids) > limit]
+        if cut:
+            logger.warning(
+                "%d texts are longer than the %s encoder reads (%d tokens) and are cut, the first: "
+                "%.60r", len(cut), "description" if side == "query" else "sentence", limit, cut[0],
+            )  # fmt: skip
+
+
+def _spec(settings: ModelConfig, name: str, *, pair: bool) -> EncoderSpec:
     base = PRESETS.get(settings.base, EncoderSpec(name, settings.base))
     brackets = (("[", "]"), ("{", "}")) if settings.brackets else (None, None)
     return replace(
         base,
         name=name,
-        description_model=base.description_model
-        or (base.sentence_model if settings.sides == "pair" else None),
+        description_model=base.description_model or (base.sentence_model if pair else None),
         pooling=settings.pooling or base.pooling,
         description_brackets=brackets[0],
         sentence_brackets=brackets[1],
@@ -538,7 +562,7 @@ def _arguments(
         save_total_limit=2,
         seed=settings.seed,
         data_seed=settings.seed,
-        logging_steps=10,
+        logging_steps=0.01,  # of all steps
         report_to=[],
         disable_tqdm=not progress,
         remove_unused_columns=False,
@@ -558,9 +582,15 @@ def precision_of(settings: TrainingConfig) -> str:
 
 def _last_checkpoint(folder: Path) -> str | None:
     """Find the newest whole checkpoint: a kill can leave one without the state written last."""
-    states = folder.glob("checkpoints/checkpoint-*/trainer_state.json")
-    newest = max(states, key=lambda path: int(path.parent.name.split("-")[1]), default=None)
-    return str(newest.parent) if newest else None
+    states = list(folder.glob("checkpoints/checkpoint-*/trainer_state.json"))
+    for state in sorted(states, key=lambda path: -int(path.parent.name.split("-")[1])):
+        try:
+            json.loads(state.read_text(encoding="utf-8"))
+        except ValueError:
+            logger.warning("%s is cut short; going on from the checkpoint before it", state)
+            continue
+        return str(state.parent)
+    return None
 
 
 def _kept(trainer: _GroupTrainer) -> dict[str, Any]:
@@ -578,13 +608,13 @@ def _kept(trainer: _GroupTrainer) -> dict[str, Any]:
     return {"metrics": metrics, "epoch": best["epoch"]}
 
 
-def _write(spec: EncoderSpec, model: SentenceTransformer, folder: Path) -> None:
+def _write(config: TrainConfig, model: SentenceTransformer, folder: Path) -> None:
     model.cpu().eval()
     with quiet_loading():
         model.save_pretrained(str(folder / "model"), create_model_card=False)
-    if not isinstance(model[0], Router):
-        return
-    base = build_model(spec)
+    base = build_model(_spec(config.model, config.name, pair=False))
+    if not _is_pair(model) or _is_pair(base):
+        return  # a delta is one base's two tuned copies
     sides: dict[str, nn.Module] = {
         "query": transformer_of(model, "query").model,
         "document": transformer_of(model, "document").model,
