@@ -196,8 +196,16 @@ def test_a_trained_pair_can_be_trained_on(configure, tmp_path):
     assert abs(first.encode_sentences(["a dog"]) - second.encode_sentences(["a dog"])).max() > 1e-3
     # It says what was changed of one base, which here are two.
     assert not (tmp_path / "second/delta.safetensors").exists()
-    with pytest.raises(ConfigError, match="is a pair, which cannot become one shared encoder"):
-        run(load_config(configure(base=base, more='sides = "shared"')), tmp_path / "third")
+    for pair in (base, "descsim-minilm"):
+        with pytest.raises(ConfigError, match="is a pair, which cannot become one shared encoder"):
+            run(load_config(configure(base=pair, more='sides = "shared"')), tmp_path / "third")
+
+
+def test_brackets_are_trained_with(configure, tmp_path):
+    run(load_config(configure(more="brackets = true")), tmp_path)
+    kept = DescriptionEncoder.load(tmp_path / "model", device="cpu")
+    assert kept.is_pair
+    assert (tmp_path / "delta.safetensors").is_file()
 
 
 # --- what goes wrong --------------------------------------------------------------------------
@@ -258,6 +266,7 @@ def test_what_a_kind_cannot_do_is_refused(settings, match, configure, tiny_folde
     ("settings", "match"),
     [
         ({"head": 'kind = "cross-encoder"', "more": 'sides = "pair"'}, "no use for model.sides"),
+        ({"more": 'sides = "shared"\nbrackets = true'}, "brackets read each side with tokens of"),
         (
             {"head": 'kind = "cross-encoder"', "sentences_per_cluster": 2},
             "no use for training.sentences_per_cluster",

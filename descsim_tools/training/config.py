@@ -209,6 +209,11 @@ class TrainConfig(_Section):
     @model_validator(mode="after")
     def _without_effect(self) -> TrainConfig:
         """Refuse settings that the kind does not read."""
+        if self.model.sides == "shared" and self.model.brackets:
+            raise ValueError(
+                "model.brackets read each side with tokens of its own, which are two encoders; set "
+                'model.sides to "pair"'
+            )
         share = self.training.base_share
         if self.model.sides == "shared" and share[0] != share[1]:
             raise ValueError(f"training.base_share is {list(share)}, need equal ones: one encoder")

@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 from sentence_transformers import SentenceTransformer
-from sentence_transformers.sentence_transformer.modules import Router, Transformer
+from sentence_transformers.sentence_transformer.modules import Transformer
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 from transformers import (
@@ -34,6 +34,7 @@ from descsim_tools.encoders import PRESETS, EncoderSpec
 from descsim_tools.encoders.delta import write_delta
 from descsim_tools.encoders.encoder import Side, transformer_of
 from descsim_tools.encoders.loading import build_model, tokenizer_of
+from descsim_tools.encoders.weights import find_model
 from descsim_tools.errors import CorpusError, require
 from descsim_tools.evaluation.protocol import EncoderScore
 from descsim_tools.quiet import quiet_loading
@@ -465,21 +466,25 @@ def build_start(config: TrainConfig) -> SentenceTransformer:
         EncoderError: The base cannot be loaded.
         ConfigError: It is a pair, and one shared encoder is wanted.
     """
-    shared = config.model.sides == "shared"
+    if config.model.sides == "shared" and _starts_from_pair(config.model):
+        raise ConfigError(
+            f"model.base {config.model.base!r} is a pair, which cannot become one shared encoder; "
+            'set model.sides to "pair"'
+        )
     with quiet_loading():
-        model = build_model(_spec(config.model, config.name, pair=False))
-        if _is_pair(model):
-            if shared:
-                raise ConfigError(
-                    f"model.base {config.model.base!r} is a pair, which cannot become one shared "
-                    'encoder; set model.sides to "pair"'
-                )
-            return model
-        return model if shared else build_model(_spec(config.model, config.name, pair=True))
+        return build_model(_spec(config.model, config.name))
 
 
-def _is_pair(model: SentenceTransformer) -> bool:
-    return isinstance(model[0], Router)
+def _starts_from_pair(settings: ModelConfig) -> bool:
+    """Whether the base has two encoders already."""
+    preset = PRESETS.get(settings.base)
+    if preset is not None:
+        return preset.description_model is not None or preset.delta is not None
+    modules = find_model(settings.base) / "modules.json"
+    if not modules.is_file():
+        return False
+    first: dict[str, str] = json.loads(modules.read_text(encoding="utf-8"))[0]
+    return first["type"].endswith(".Router")
 
 
 def _tell_of_cuts(model: SentenceTransformer, groups: Sequence[Group]) -> None:
@@ -505,13 +510,14 @@ def _tell_of_cuts(model: SentenceTransformer, groups: Sequence[Group]) -> None:
             )  # fmt: skip
 
 
-def _spec(settings: ModelConfig, name: str, *, pair: bool) -> EncoderSpec:
+def _spec(settings: ModelConfig, name: str) -> EncoderSpec:
     base = PRESETS.get(settings.base, EncoderSpec(name, settings.base))
+    doubled = settings.sides == "pair" and not _starts_from_pair(settings)
     brackets = (("[", "]"), ("{", "}")) if settings.brackets else (None, None)
     return replace(
         base,
         name=name,
-        description_model=base.description_model or (base.sentence_model if pair else None),
+        description_model=base.sentence_model if doubled else base.description_model,
         pooling=settings.pooling or base.pooling,
         description_brackets=brackets[0],
         sentence_brackets=brackets[1],
@@ -612,9 +618,9 @@ def _write(config: TrainConfig, model: SentenceTransformer, folder: Path) -> Non
     model.cpu().eval()
     with quiet_loading():
         model.save_pretrained(str(folder / "model"), create_model_card=False)
-    base = build_model(_spec(config.model, config.name, pair=False))
-    if not _is_pair(model) or _is_pair(base):
+    if config.model.sides == "shared" or _starts_from_pair(config.model):
         return  # a delta is one base's two tuned copies
+    base = build_model(_spec(config.model, config.name))
     sides: dict[str, nn.Module] = {
         "query": transformer_of(model, "query").model,
         "document": transformer_of(model, "document").model,
