@@ -1,8 +1,10 @@
 import gzip
 import json
+from dataclasses import replace
 
 import pytest
 
+from descsim_tools.cli import main
 from descsim_tools.errors import CorpusError
 from descsim_tools.training.data import (
     Cluster,
@@ -168,6 +170,43 @@ def test_splits_are_by_group_and_repeat():
     assert split_groups(groups, 0.2, seed=4) != (train, dev)
     with pytest.raises(ValueError, match="dev_share is 2"):
         split_groups(groups, 2)
+
+
+def test_the_commands_convert_and_split(tmp_path, capsys):
+    source = tmp_path / "all.jsonl"
+    write_groups([replace(GROUP, id=f"g{i}") for i in range(10)], source)
+
+    def run(*arguments):
+        code = main(["data", *map(str, arguments)])
+        return code, capsys.readouterr()
+
+    for form, count in (("records", 30), ("triplets", 60), ("groups", 10)):
+        code, said = run("convert", source, "--to", form, "--out", tmp_path / f"{form}.jsonl.gz")
+        assert (code, said.out.partition(" written")[0]) == (0, f"{count} {form}")
+    assert read_groups(tmp_path / "groups.jsonl.gz") == read_groups(source)
+    assert read_groups(tmp_path / "records.jsonl.gz")[0].clusters == (
+        Cluster(("s1",), ("d1", "d2")),
+        Cluster((), ("d3",)),
+    )
+    assert len(read_groups(tmp_path / "triplets.jsonl.gz")) == 60
+    code, said = run("convert", source, "--to", "records", "--out", source)
+    assert code == 2
+    assert "all.jsonl exists; name a new file" in said.err
+    lone = write_lines(tmp_path / "lone.jsonl", [{"sentence": "s", "good": ["a"], "bad": []}])
+    code, said = run("convert", lone, "--to", "triplets", "--out", tmp_path / "none.jsonl")
+    assert code == 1
+    assert "gives no triplets" in said.err
+    assert not (tmp_path / "none.jsonl").exists()
+
+    sides = ["--train", tmp_path / "t.jsonl", "--dev", tmp_path / "d.jsonl"]
+    assert run("split", source, "--dev-share", 0.3, "--seed", 1, *sides)[0] == 0
+    train, dev = read_groups(tmp_path / "t.jsonl"), read_groups(tmp_path / "d.jsonl")
+    assert (train, dev) == split_groups(read_groups(source), 0.3, seed=1)
+    assert run("split", source, *sides)[0] == 2  # both exist
+    code, said = run("split", lone, "--train", tmp_path / "x", "--dev", tmp_path / "y")
+    assert (code, "leaves one side empty" in said.err) == (1, True)
+    code, said = run("split", source, "--train", tmp_path / "x", "--dev", tmp_path / "x")
+    assert (code, "name the same file" in said.err) == (2, True)
 
 
 def test_statistics():

@@ -209,8 +209,8 @@ def data() -> None:
     """Check data for training and evaluation, and measure its quality.
 
     Files hold groups, records {"sentence", "good", "bad"} or queries {"id", "description", "good",
-    "bad"}, one a line. `stats` is for training data: no queries, but labelled pairs and triplets
-    too.
+    "bad"}, one a line. `stats`, `convert` and `split` are for training data: no queries, but
+    labelled pairs and triplets too.
 
     \b
     Example:

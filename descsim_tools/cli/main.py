@@ -21,7 +21,7 @@ from descsim_tools.cli.find import find
 from descsim_tools.cli.options import chosen_encoder, encoder_options, parsed_where
 from descsim_tools.cli.rerank import rerank as rerank_commands
 from descsim_tools.cli.tables import literal, show
-from descsim_tools.cli.training import stats, train
+from descsim_tools.cli.training import convert, split, stats, train
 from descsim_tools.errors import DescsimError
 from descsim_tools.text import printable
 
@@ -304,7 +304,8 @@ cli.add_command(find)
 cli.add_command(train)
 cli.add_command(generate)
 cli.add_command(data)
-data.add_command(stats)
+for command in (stats, convert, split):
+    data.add_command(command)
 cli.add_command(evaluate)
 cli.add_command(chat)
 

@@ -1,4 +1,4 @@
-"""`descsim train` and `descsim data stats`."""
+"""`descsim train`, and what `descsim data` does with training data: stats, convert, split."""
 
 from __future__ import annotations
 
@@ -131,3 +131,86 @@ def stats(file: Path, as_json: bool) -> None:
     for shape, count in shapes.items():
         table.add_row(f"  groups of shape {shape}", f"{count:,}")
     Console().print(table)
+
+
+@click.command()
+@click.argument("file", type=click.Path(path_type=Path))
+@click.option(
+    "--to",
+    "form",
+    required=True,
+    type=click.Choice(["groups", "records", "triplets"]),
+    help="Form of a line of OUT.",
+)
+@click.option("--out", required=True, type=click.Path(path_type=Path), help="A new file.")
+def convert(file: Path, form: str, out: Path) -> None:
+    """Write the training data of FILE in another form.
+
+    FILE holds groups, the paper's records, labelled pairs or triplets, one a line. Groups keep all
+    that is known; a record is a sentence with the descriptions of its own cluster and of its
+    siblings; triplets are all combinations. OUT is compressed if its name ends in .gz.
+
+    \b
+    Example:
+      descsim data convert snli_train.jsonl --to groups --out groups.jsonl.gz
+    """
+    from dataclasses import asdict
+
+    from descsim_tools.errors import CorpusError
+    from descsim_tools.training.data import read_groups, to_records, to_triplets, write_rows
+
+    _check_new(out)
+    groups = read_groups(file)
+    if form == "groups":
+        rows = [asdict(group) for group in groups]
+    else:
+        rows = list(to_records(groups) if form == "records" else to_triplets(groups))
+    if not rows:
+        raise CorpusError(f"{file} gives no {form}: no group has two clusters with descriptions")
+    write_rows(rows, out)
+    click.echo(f"{len(rows):,} {form} written to {out}")
+
+
+@click.command()
+@click.argument("file", type=click.Path(path_type=Path))
+@click.option(
+    "--dev-share",
+    default=0.1,
+    show_default=True,
+    type=click.FloatRange(0, 1, min_open=True, max_open=True),
+    help="Of the groups.",
+)
+@click.option("--seed", default=0, show_default=True, help="Of the random choice.")
+@click.option("--train", required=True, type=click.Path(path_type=Path), help="A new file.")
+@click.option("--dev", required=True, type=click.Path(path_type=Path), help="A new file.")
+def split(file: Path, dev_share: float, seed: int, train: Path, dev: Path) -> None:
+    """Split the training data of FILE at random into groups to train on and for development.
+
+    Both are written as groups, and no group is torn apart: what stands in the one file has no
+    siblings in the other.
+
+    \b
+    Example:
+      descsim data split all.jsonl.gz --train train.jsonl.gz --dev dev.jsonl
+    """
+    from descsim_tools.errors import CorpusError
+    from descsim_tools.training.data import read_groups, split_groups, write_groups
+
+    for path in (train, dev):
+        _check_new(path)
+    if train.resolve() == dev.resolve():
+        raise click.UsageError("--train and --dev name the same file")
+    groups = read_groups(file)
+    parts = split_groups(groups, dev_share, seed=seed)
+    if not all(parts):
+        raise CorpusError(
+            f"{file} has {len(groups)} groups; a dev share of {dev_share:g} leaves one side empty"
+        )
+    for part, path in zip(parts, (train, dev), strict=True):
+        write_groups(part, path)
+        click.echo(f"{len(part):,} groups written to {path}")
+
+
+def _check_new(path: Path) -> None:
+    if path.exists():
+        raise click.UsageError(f"{path} exists; name a new file, or delete it")

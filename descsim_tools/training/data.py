@@ -57,10 +57,14 @@ def read_groups(path: str | Path) -> list[Group]:
 
 
 def write_groups(groups: Iterable[Group], path: str | Path) -> None:
-    """Write groups as JSON lines, compressed if the name ends in .gz; the same bytes each time."""
+    """Write groups; see `write_rows`."""
+    write_rows(map(asdict, groups), path)
+
+
+def write_rows(rows: Iterable[Mapping[str, Any]], path: str | Path) -> None:
+    """Write JSON lines, compressed if the name ends in .gz; the same bytes each time."""
     path = Path(path)
-    text = "".join(json.dumps(asdict(g), ensure_ascii=False) + "\n" for g in groups)
-    data = text.encode()
+    data = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows).encode()
     path.write_bytes(gzip.compress(data, mtime=0) if path.suffix == ".gz" else data)
 
 
@@ -85,7 +89,7 @@ def to_triplets(groups: Iterable[Group]) -> Iterator[dict[str, str]]:
 def split_groups(
     groups: Sequence[Group], dev_share: float, *, seed: int = 0
 ) -> tuple[list[Group], list[Group]]:
-    """Split by group, so that no cluster has siblings on the other side.
+    """Split by group at random, so that no cluster has siblings on the other side.
 
     Args:
         groups: To be split.
