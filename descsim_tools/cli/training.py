@@ -94,7 +94,9 @@ def ablate(config: Path, out: Path, as_json: bool) -> None:
     names = sorted({name for figures in rows.values() for name in figures})
     shown = [n for n in names if "precision@" in n or n.endswith(("accuracy", "score"))]
     shown = [n for n in shown if not n.endswith(("_error", "_queries"))]
-    table = Table("setting", *shown, box=None)
+    table = Table("setting", box=None)
+    for name in shown:  # folded rather than cut, since names of one file differ in their ends
+        table.add_column(name.replace("_", " "), overflow="fold", justify="right")
     for setting, figures in rows.items():
         table.add_row(setting, *(f"{figures[name]:.3f}" for name in shown))
     Console().print(table)
