@@ -141,6 +141,8 @@ def check_report(path: Path, decisions: Mapping[str, str]) -> None:
         return
     if path.suffix != ".html":
         _check_decisions(path, decisions)
+    if path.suffix == ".csv":
+        _check_columns(path)
     if path.suffix in _BEGINS:
         _check_beginning(path)
 
@@ -163,6 +165,14 @@ def _check_decisions(path: Path, decisions: Mapping[str, str]) -> None:
             f"{path} holds {len(lost)} decisions that the report would wipe out, such as that of "
             f"{lost[0]!r}; {remedy}"
         )
+
+
+def _check_columns(path: Path) -> None:
+    """Refuse to wipe out columns that no report has."""
+    with path.open(newline="", encoding="utf-8-sig") as file:
+        columns = next(csv.reader(file), [])
+    if others := [name for name in columns if name not in _COLUMNS]:
+        raise _no_report(path, f"it has a column {others[0]!r}")
 
 
 def _check_beginning(path: Path) -> None:

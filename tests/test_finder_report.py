@@ -122,6 +122,8 @@ def test_a_report_keeps_what_a_person_decided(tmp_path):
         ("d.csv", "id,decision\n-2,no\n", "that of '-2'"),
         ("d.csv", "id,decision\n-2,perhaps\n", "that of '-2'"),
         ("d.csv", "a;b\n1;2\n", "no report that may be written again .*; name another"),
+        ("d.csv", "a,b\n", "no report that may be written again .*a column 'a'"),
+        ("d.csv", "id,decision,notes\n1,,mine\n", "a column 'notes'.*; name another"),
         ("d.jsonl", '{"id": "-2", "decision": "yes"}\n', "a .jsonl report holds none"),
     ],
 )

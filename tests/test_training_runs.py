@@ -109,8 +109,35 @@ def test_another_share_of_the_base_is_mixed_into_the_same_seeds(configure, tmp_p
     stated = json.loads((tmp_path / "result.json").read_text())
     assert stated["config"]["training"]["base_share"] == [0.5, 0.1]
     assert stated["metrics"] == result.metrics
-    with pytest.raises(ConfigError, match=r"seed-0 holds another run: training.epochs is 2"):
-        run(load_config(configure(base_share=[0.5, 0.1], epochs=3)), tmp_path)
+    before = files_of(tmp_path)
+    others = [
+        (
+            load_config(configure(base_share=[0.5, 0.1], epochs=3)),
+            r"training.epochs is 2.0 there",
+        ),
+        (load_config(configure()), r"training.base_share is \[0.5, 0.1\] there"),
+        (load_config(configure(head='kind = "maps"')), r"kind is encoder there and maps now"),
+    ]
+    for other, match in others:
+        with pytest.raises(ConfigError, match=match):
+            run(other, tmp_path)
+    assert files_of(tmp_path) == before
+
+
+def test_seeds_of_an_unfinished_average_are_not_mixed_with_another_run(configure, tmp_path):
+    run(load_config(configure(base_share=[0.1, 0.1])), tmp_path)
+    (tmp_path / "result.json").unlink()  # as if killed before the end
+    with pytest.raises(ConfigError, match=r"holds another run: training.base_share is"):
+        run(load_config(configure()), tmp_path)
+    assert run(load_config(configure(base_share=[0.1, 0.1])), tmp_path).groups == 12
+
+
+def test_an_average_is_not_written_over_a_plain_run(configure, tmp_path):
+    run(load_config(configure()), tmp_path)
+    before = files_of(tmp_path)
+    with pytest.raises(ConfigError, match=r"holds another run: training.average is 1 there"):
+        run(load_config(configure(average=2)), tmp_path)
+    assert files_of(tmp_path) == before
 
 
 def test_a_checkpoint_cut_short_is_passed_over(configure, tmp_path, caplog):
@@ -212,9 +239,12 @@ def test_brackets_are_trained_with(configure, tmp_path):
 
 
 @pytest.mark.parametrize("kind", ["encoder", "maps"])
-def test_a_diverged_run_says_so(kind, configure, tmp_path):
-    config = load_config(configure(head=f'kind = "{kind}"', learning_rate=1e30, warmup_share=0.0))
-    with pytest.raises(ConfigError, match=r"diverged: the loss of step \d is nan. Lower"):
+@pytest.mark.parametrize("batch", [12, 6, 3])  # one, two and four steps an epoch
+@pytest.mark.parametrize("data", ['train = ["train.jsonl"]', ""])
+def test_a_diverged_run_says_so(kind, batch, data, configure, tmp_path):
+    settings = {"learning_rate": 1e30, "warmup_share": 0.0, "groups_per_batch": batch}
+    config = load_config(configure(head=f'kind = "{kind}"', data=data, **settings))
+    with pytest.raises(ConfigError, match=r"training diverged: .* Lower training.learning"):
         run(config, tmp_path)
     assert not (tmp_path / "result.json").exists()
 
@@ -276,6 +306,13 @@ def test_what_a_kind_cannot_do_is_refused(settings, match, configure, tiny_folde
 def test_settings_without_effect_are_refused(settings, match, configure):
     with pytest.raises(ConfigError, match=match):
         load_config(configure(**settings))
+
+
+def test_a_comparison_is_no_run(configure):
+    path = configure()
+    path.write_text(path.read_text() + "[ablate.one.training]\nepochs = 1\n")
+    with pytest.raises(ConfigError, match="has settings to compare: run `descsim train ablate`"):
+        load_config(path)
 
 
 def test_infinite_settings_are_refused(configure):

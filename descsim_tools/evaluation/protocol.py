@@ -45,6 +45,10 @@ class EvalItem:
     bad: tuple[str, ...]
 
 
+class ScoreError(ValueError):
+    """A score gave something other than a finite number a sentence."""
+
+
 class EncodesBoth(Protocol):
     """What can be evaluated: `DescriptionEncoder`, or a model in training."""
 
@@ -140,8 +144,8 @@ def evaluate_file(
 
     Raises:
         CorpusError: The file is missing or malformed.
-        ValueError: There are no items, or the score gives something other than a finite number a
-            sentence.
+        ValueError: There are no items.
+        ScoreError: The score gives something other than a finite number a sentence; a ValueError.
     """
     if isinstance(items, str | Path):
         items = read_items(items)
@@ -255,7 +259,7 @@ def _encode_new(
 def _scores(score: Score, description: str, texts: Sequence[str]) -> Floats:
     scores = np.asarray(score(description, texts))
     if scores.shape != (len(texts),) or not np.isfinite(scores).all():
-        raise ValueError(
+        raise ScoreError(
             f"the score gave shape {scores.shape} for {len(texts)} sentences (finite: "
             f"{bool(np.isfinite(scores).all())}), need one finite number a sentence"
         )

@@ -265,6 +265,8 @@ def parse_config(content: dict[str, Any], folder: Path, where: str) -> TrainConf
     Raises:
         ConfigError: A setting is unknown or not allowed.
     """
+    if "ablate" in content:
+        raise ConfigError(f"{where} has settings to compare: run `descsim train ablate`")
     try:
         config = TrainConfig.model_validate(content)
     except ValidationError as error:

@@ -18,6 +18,7 @@ from descsim_tools.evaluation.protocol import (
     EncoderScore,
     EvalItem,
     Score,
+    ScoreError,
     evaluate_file,
     evaluate_groups,
     read_items,
@@ -57,13 +58,22 @@ class DevMeasure:
 
         That is the mean of precision@5 and @10 (where any query has as many good sentences, else
         nDCG@10) or the group accuracy: precision@1 on a hundred queries moves by chance alone.
+
+        Raises:
+            ConfigError: The scores are no numbers, since the training has diverged.
         """
         figures: dict[str, float] = {}
         judged = []
         for name, content in self.files.items():
             groups = [item for item in content if isinstance(item, Group)]
             items = [item for item in content if isinstance(item, EvalItem)]
-            found = evaluate_groups(groups, score) if groups else evaluate_file(items, score)
+            try:
+                found = evaluate_groups(groups, score) if groups else evaluate_file(items, score)
+            except ScoreError as error:
+                raise ConfigError(
+                    f"the training diverged: {error}. Lower training.learning_rate, and check the "
+                    "loss's settings"
+                ) from error
             figures.update({f"{name}_{measure}": value for measure, value in found.items()})
             by = [m for m in _JUDGED_BY if m in found] or [_ELSE]
             judged.append(float(np.mean([found[m] for m in by])))

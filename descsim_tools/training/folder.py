@@ -17,6 +17,13 @@ from descsim_tools.training.config import ConfigError, TrainConfig
 _IDENTITY = "run.json"
 _RESULT = "result.json"
 _SHOWN = 3
+_WORK = (
+    _RESULT,
+    "checkpoints/checkpoint-*",
+    f"seed-*/{_RESULT}",
+    "seed-*/checkpoints/checkpoint-*",
+)
+"""What would be lost, or mixed with what is not like it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +52,9 @@ class TrainResult:
 @contextmanager
 def run_folder(config: TrainConfig, folder: str | Path) -> Iterator[TrainResult | None]:
     """Make the folder of a run and keep other runs out of it, also those of another configuration.
+
+    Only how trained seeds are mixed, `average` and `base_share`, may change: the seeds that are
+    there are mixed anew.
 
     Yields:
         The result, where this very run has ended before.
@@ -83,13 +93,12 @@ def write_result(config: TrainConfig, result: TrainResult, folder: Path) -> None
 def _claim(config: TrainConfig, folder: Path) -> TrainResult | None:
     """Note whose run this is, unless the folder has one that it would be mixed with."""
     now = {**_settings(config), "files": _digests(config)}
-    ended = (folder / _RESULT).is_file()
-    if ended or any(folder.glob("checkpoints/checkpoint-*")):
+    if any(any(folder.glob(pattern)) for pattern in _WORK):
         then = _read(folder / _IDENTITY)
         if then == now:
-            return _ended(folder) if ended and (folder / "model").is_dir() else None
-        # What an average is made of lies in folders of its own, and is compared there.
-        if not config.is_average:
+            ended = (folder / _RESULT).is_file() and (folder / "model").is_dir()
+            return _ended(folder) if ended else None
+        if not (_is_average(then) and _is_average(now) and _unmixed(then) == _unmixed(now)):
             raise ConfigError(
                 f"{folder} holds another run: {_differences(then, now)}. Choose another folder, or "
                 "delete this one"
@@ -97,6 +106,17 @@ def _claim(config: TrainConfig, folder: Path) -> TrainResult | None:
     (folder / _RESULT).unlink(missing_ok=True)
     _write(now, folder / _IDENTITY)
     return None
+
+
+def _is_average(identity: Mapping[str, Any]) -> bool:
+    training = identity.get("training", {})
+    return training.get("average", 1) > 1 or any(training.get("base_share", ()))
+
+
+def _unmixed(identity: Mapping[str, Any]) -> dict[str, Any]:
+    """Leave out what only says how trained seeds are mixed."""
+    training = {k: v for k, v in identity["training"].items() if k not in ("average", "base_share")}
+    return {**identity, "training": training}
 
 
 def _settings(config: TrainConfig) -> dict[str, Any]:

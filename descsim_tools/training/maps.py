@@ -33,6 +33,7 @@ from descsim_tools.training.trainer import (
     GroupDataset,
     TextBatch,
     check_finite,
+    check_weights,
     draw_batch,
     training_groups,
     write_log,
@@ -201,6 +202,7 @@ def fit(
         if found["score"] > metrics.get("score", -1.0):
             metrics, best = found, epoch
             kept = {name: value.clone() for name, value in pair.state_dict().items()}
+    check_weights(pair, settings.learning_rate)
     if kept:
         pair.load_state_dict(kept)
     return history, metrics, best

@@ -10,7 +10,7 @@ from descsim_tools.errors import require
 
 
 def plot_history(history: Sequence[Mapping[str, Any]], path: str | Path) -> None:
-    """Draw the training loss and the dev score over the epochs."""
+    """Draw the training loss and the dev score over the epochs, and the epoch that was kept."""
     figure, left = _figure()
     losses = [(entry["epoch"], entry["loss"]) for entry in history if "loss" in entry]
     scores = [(entry["epoch"], entry["eval_score"]) for entry in history if "eval_score" in entry]
@@ -22,6 +22,9 @@ def plot_history(history: Sequence[Mapping[str, Any]], path: str | Path) -> None
         right = left.twinx()
         right.set_ylabel("dev score")
         right.plot(*zip(*scores, strict=True), marker="o", color="tab:blue", label="dev score")
+        best = max(scores, key=lambda entry: float(entry[1]))
+        ring = {"marker": "o", "markersize": 11, "fillstyle": "none", "linestyle": "", "color": "k"}
+        right.plot(*best, **ring, label="kept")
     _legend_above(figure)
     figure.savefig(path, dpi=120, bbox_inches="tight", metadata={"Software": None})
 
@@ -46,6 +49,7 @@ def plot_comparison(
     ticks = [i + 0.4 - width / 2 for i in range(len(measures))]
     axes.set_xticks(ticks, measures, rotation=20, ha="right")
     axes.set_ylim(0, 1)
+    axes.set_ylabel("share")
     _legend_above(figure)
     figure.savefig(path, dpi=120, bbox_inches="tight", metadata={"Software": None})
 

@@ -322,13 +322,18 @@ def fit(
     # Both print every log entry to standard output, which is for results.
     trainer.remove_callback(PrinterCallback)
     trainer.remove_callback(ProgressCallback)
+    bar = _SilentProgress()
     if progress:
-        trainer.add_callback(_SilentProgress())
+        trainer.add_callback(bar)
     trainer.add_callback(EpochCallback(dataset))
     checkpoint = _last_checkpoint(folder)
     if checkpoint:
         logger.info("going on from %s", checkpoint)
-    trainer.train(resume_from_checkpoint=checkpoint)
+    try:
+        trainer.train(resume_from_checkpoint=checkpoint)
+    finally:
+        bar.close()
+    check_weights(trained, config.training.learning_rate)
     write_log(trainer.state.log_history, folder)
     kept = _kept(trainer)
     return kept.get("metrics", {}), float(kept.get("epoch", config.training.epochs))
@@ -378,6 +383,11 @@ class _SilentProgress(ProgressCallback):
     def on_log(self, *args: Any, **kwargs: Any) -> None:
         """Print nothing."""
 
+    def close(self) -> None:
+        """End the bar's line, also that of a run that was broken off."""
+        if self.training_bar is not None:
+            self.training_bar.close()
+
 
 class _GroupTrainer(Trainer):
     model: nn.Module
@@ -412,10 +422,24 @@ def check_finite(loss: Tensor, step: int, learning_rate: float) -> None:
         ConfigError: It is none.
     """
     if not torch.isfinite(loss):
-        raise ConfigError(
-            f"the training diverged: the loss of step {step} is {loss.item()}. Lower "
-            f"training.learning_rate, which is {learning_rate:g}, and check the loss's settings"
-        )
+        raise _diverged(f"the loss of step {step} is {loss.item()}", learning_rate)
+
+
+def check_weights(module: nn.Module, learning_rate: float) -> None:
+    """Refuse to go on with weights that are no numbers.
+
+    Raises:
+        ConfigError: Some are none.
+    """
+    if not all(torch.isfinite(parameter).all() for parameter in module.parameters()):
+        raise _diverged("its weights are no finite numbers", learning_rate)
+
+
+def _diverged(how: str, learning_rate: float) -> ConfigError:
+    return ConfigError(
+        f"the training diverged: {how}. Lower training.learning_rate, which is {learning_rate:g}, "
+        "and check the loss's settings"
+    )
 
 
 def choose_trained(model: nn.Module, settings: ModelConfig) -> None:
