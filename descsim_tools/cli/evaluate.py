@@ -27,8 +27,8 @@ def evaluate(
     """Measure an encoder or a reranker on FILE.
 
     FILE is one of: JSON lines with `description`, `good` and `bad`, for precision@k and nDCG@10
-    (the first 12 good sentences and all bad ones are ranked together, as in the paper); JSON lines of
-    groups (`clusters`), for the share of descriptions whose nearest sentence is of their own
+    (the first 12 good sentences and all bad ones are ranked together, as in the paper); JSON lines
+    of groups (`clusters`), for the share of descriptions whose nearest sentence is of their own
     cluster; a folder of STS sets, for Spearman's correlation on the sentence side: files
     sts12-NAME.tsv to sts16-NAME.tsv (score, sentence, sentence) and sick-r.test.txt with SICK's own
     header. A calibrated reranker's expected calibration error (`ece`, lower is better) is told too.

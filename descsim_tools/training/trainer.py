@@ -395,8 +395,7 @@ class _GroupTrainer(Trainer):
 
     def compute_loss(self, *args: Any, **kwargs: Any) -> Any:
         """Return the loss, if the training has not diverged."""
-        loss = super().compute_loss(*args, **kwargs)
-        assert isinstance(loss, Tensor)  # no outputs are asked for
+        loss: Any = super().compute_loss(*args, **kwargs)  # a tensor, as no outputs are asked for
         check_finite(loss, self.state.global_step + 1, self.args.learning_rate)
         return loss
 
