@@ -385,8 +385,9 @@ class _SilentProgress(ProgressCallback):
 
     def close(self) -> None:
         """End the bar's line, also that of a run that was broken off."""
-        if self.training_bar is not None:
-            self.training_bar.close()
+        bar: Any = self.training_bar  # which its class declares as None alone
+        if bar is not None:
+            bar.close()
 
 
 class _GroupTrainer(Trainer):
