@@ -208,7 +208,9 @@ class GroupLoss(nn.Module):
 
     Column of a sentence: the same over the batch's descriptions, without twins. The loss is the
     mean of the rows plus the mean of the columns, plus `group_weight` times the same two means over
-    the group's own members alone at `group_temperature`. Lower is better.
+    the group's own members alone at `group_temperature`, plus `triplet_weight` times
+    `PaperTripletLoss`, whose margin goes on parting siblings that a softmax counts as parted. Lower
+    is better.
 
     With r all that the sentence encoder reads, sentences and twins, and B the base's vectors of the
     same, `preserve` times
@@ -224,6 +226,7 @@ class GroupLoss(nn.Module):
         temperature: t.
         group_weight: 0 leaves the groups' own term out.
         group_temperature: Of that term.
+        triplet_weight: 0 leaves it out.
         preserve: 0 leaves the last term out.
     """
 
@@ -232,17 +235,16 @@ class GroupLoss(nn.Module):
         temperature: float = 0.1,
         group_weight: float = 0.0,
         group_temperature: float = 0.05,
+        triplet_weight: float = 0.0,
         preserve: float = 0.0,
     ) -> None:
         super().__init__()
         self.temperature = _positive(temperature)
         self.group_temperature = _positive(group_temperature)
-        if group_weight < 0:
-            raise ValueError(f"group_weight is {group_weight}, need 0 or more")
-        self.group_weight = group_weight
-        if preserve < 0:
-            raise ValueError(f"preserve is {preserve}, need 0 or more")
-        self.preserve = preserve
+        self.group_weight = _not_negative("group_weight", group_weight)
+        self.triplet_weight = _not_negative("triplet_weight", triplet_weight)
+        self.preserve = _not_negative("preserve", preserve)
+        self.triplet = PaperTripletLoss()
 
     def forward(self, batch: EmbeddedBatch) -> Tensor:
         """Return the loss, a scalar."""
@@ -254,6 +256,8 @@ class GroupLoss(nn.Module):
             scores = _masked(cosine / self.group_temperature, own)
             inner = self._both_ways(scores, twins[:, :0], batch.fits)
             loss = loss + self.group_weight / 2 * inner
+        if self.triplet_weight:
+            loss = loss + self.triplet_weight * self.triplet(batch)
         if self.preserve:
             loss = loss + self.preserve * self._drift(batch)
         return loss
@@ -283,6 +287,7 @@ class GroupLoss(nn.Module):
             "temperature": self.temperature,
             "group_weight": self.group_weight,
             "group_temperature": self.group_temperature,
+            "triplet_weight": self.triplet_weight,
             "preserve": self.preserve,
         }
 
@@ -439,6 +444,12 @@ def _positive(temperature: float) -> float:
     if temperature <= 0:
         raise ValueError(f"a temperature is {temperature}, need a positive number")
     return temperature
+
+
+def _not_negative(name: str, weight: float) -> float:
+    if weight < 0:
+        raise ValueError(f"{name} is {weight}, need 0 or more")
+    return weight
 
 
 def _masked(scores: Tensor, keep: Tensor) -> Tensor:
