@@ -44,6 +44,7 @@ from descsim_tools.llm import (
     OutputError,
     RequestRefusedError,
 )
+from descsim_tools.text import is_unicode
 from descsim_tools.types import Record
 
 logger = logging.getLogger(__name__)
@@ -392,7 +393,7 @@ def _open_texts(
                 output.reject_row(row.number, row.problem, row.excerpt)
             elif row.record is None:
                 report.blank_rows += 1
-            elif not _is_utf8(row.record.text):
+            elif not is_unicode(row.record.text):
                 output.reject_row(row.number, "the text is no valid UTF-8", row.record.text)
             else:
                 for text in _sentences(row.record.text) if splits else [row.record.text]:
@@ -423,14 +424,6 @@ def _sentences(text: str) -> list[str]:
     from sentencex import segment
 
     return [sentence for sentence in segment("en", text) if sentence.strip()]
-
-
-def _is_utf8(text: str) -> bool:
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
 
 
 def _fit(
