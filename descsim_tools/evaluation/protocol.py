@@ -175,6 +175,11 @@ def evaluate_file(
     return result
 
 
+def has_choice(group: GroupLike) -> bool:
+    """Whether two clusters have sentences, so that there is something to choose between."""
+    return sum(bool(cluster.sentences) for cluster in group.clusters) > 1
+
+
 def evaluate_groups(groups: Iterable[GroupLike], score: Score) -> dict[str, float]:
     """Tell how often a description's nearest sentence in its group is of its own cluster.
 
@@ -195,7 +200,7 @@ def evaluate_groups(groups: Iterable[GroupLike], score: Score) -> dict[str, floa
     asked = [
         [cluster for cluster in group.clusters if cluster.sentences]
         for group in groups
-        if sum(bool(cluster.sentences) for cluster in group.clusters) > 1
+        if has_choice(group)
     ]
     if isinstance(score, EncoderScore):
         clusters = [cluster for group in asked for cluster in group]

@@ -23,6 +23,13 @@ class ConfigError(DescsimError):
     """A training configuration is missing, or a setting is unknown or not allowed."""
 
 
+def diverged(how: str) -> ConfigError:
+    """Return the error of a run whose numbers are none any more."""
+    return ConfigError(
+        f"the training diverged: {how}. Lower training.learning_rate, and check the loss's settings"
+    )
+
+
 _Share: TypeAlias = Annotated[float, Field(ge=0, lt=1)]
 
 

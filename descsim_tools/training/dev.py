@@ -21,10 +21,11 @@ from descsim_tools.evaluation.protocol import (
     ScoreError,
     evaluate_file,
     evaluate_groups,
+    has_choice,
     read_items,
 )
 from descsim_tools.lines import read_json_lines
-from descsim_tools.training.config import ConfigError, TrainConfig
+from descsim_tools.training.config import ConfigError, TrainConfig, diverged
 from descsim_tools.training.data import read_groups
 
 _PASS = 256
@@ -70,10 +71,7 @@ class DevMeasure:
             try:
                 found = evaluate_groups(groups, score) if groups else evaluate_file(items, score)
             except ScoreError as error:
-                raise ConfigError(
-                    f"the training diverged: {error}. Lower training.learning_rate, and check the "
-                    "loss's settings"
-                ) from error
+                raise diverged(str(error)) from error
             figures.update({f"{name}_{measure}": value for measure, value in found.items()})
             by = [m for m in _JUDGED_BY if m in found] or [_ELSE]
             judged.append(float(np.mean([found[m] for m in by])))
@@ -96,7 +94,7 @@ class DevMeasure:
 
 def _read_dev_groups(path: Path) -> list[Group]:
     groups = read_groups(path)
-    if not any(sum(bool(c.sentences) for c in group.clusters) > 1 for group in groups):
+    if not any(map(has_choice, groups)):
         raise CorpusError(
             f"{path}: no group has two clusters with sentences, so there is nothing to choose "
             "between"

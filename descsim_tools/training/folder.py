@@ -98,7 +98,7 @@ def _claim(config: TrainConfig, folder: Path) -> TrainResult | None:
         if then == now:
             ended = (folder / _RESULT).is_file() and (folder / "model").is_dir()
             return _ended(folder) if ended else None
-        if not (_is_average(then) and _is_average(now) and _unmixed(then) == _unmixed(now)):
+        if not (config.is_average and _is_average(then) and _unmixed(then) == _unmixed(now)):
             raise ConfigError(
                 f"{folder} holds another run: {_differences(then, now)}. Choose another folder, or "
                 "delete this one"
@@ -177,4 +177,7 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 def _write(content: Mapping[str, Any], path: Path) -> None:
-    path.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+    # Whole or not at all, since what is damaged makes the folder unusable.
+    new = path.with_suffix(".new")
+    new.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+    new.replace(path)

@@ -187,7 +187,7 @@ def fit(
     )  # fmt: skip
     for step, batch in enumerate(shown, start=1):
         loss = loss_of(pair.embed_batch(batch))
-        check_finite(loss, step, settings.learning_rate)
+        check_finite(loss, step)
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
@@ -202,7 +202,7 @@ def fit(
         if found["score"] > metrics.get("score", -1.0):
             metrics, best = found, epoch
             kept = {name: value.clone() for name, value in pair.state_dict().items()}
-    check_weights(pair, settings.learning_rate)
+    check_weights(pair)
     if kept:
         pair.load_state_dict(kept)
     return history, metrics, best

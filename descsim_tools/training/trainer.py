@@ -38,7 +38,13 @@ from descsim_tools.encoders.weights import find_model
 from descsim_tools.errors import CorpusError, require
 from descsim_tools.evaluation.protocol import EncoderScore
 from descsim_tools.quiet import quiet_loading
-from descsim_tools.training.config import ConfigError, ModelConfig, TrainConfig, TrainingConfig
+from descsim_tools.training.config import (
+    ConfigError,
+    ModelConfig,
+    TrainConfig,
+    TrainingConfig,
+    diverged,
+)
 from descsim_tools.training.data import read_groups
 from descsim_tools.training.dev import DevMeasure, score_of
 from descsim_tools.training.folder import TrainResult, run_folder, write_result
@@ -333,7 +339,7 @@ def fit(
         trainer.train(resume_from_checkpoint=checkpoint)
     finally:
         bar.close()
-    check_weights(trained, config.training.learning_rate)
+    check_weights(trained)
     write_log(trainer.state.log_history, folder)
     kept = _kept(trainer)
     return kept.get("metrics", {}), float(kept.get("epoch", config.training.epochs))
@@ -397,7 +403,7 @@ class _GroupTrainer(Trainer):
     def compute_loss(self, *args: Any, **kwargs: Any) -> Any:
         """Return the loss, if the training has not diverged."""
         loss: Any = super().compute_loss(*args, **kwargs)  # a tensor, as no outputs are asked for
-        check_finite(loss, self.state.global_step + 1, self.args.learning_rate)
+        check_finite(loss, self.state.global_step + 1)
         return loss
 
     def evaluate(
@@ -415,31 +421,24 @@ class _GroupTrainer(Trainer):
         return metrics
 
 
-def check_finite(loss: Tensor, step: int, learning_rate: float) -> None:
+def check_finite(loss: Tensor, step: int) -> None:
     """Refuse to go on with a loss that is no number.
 
     Raises:
         ConfigError: It is none.
     """
     if not torch.isfinite(loss):
-        raise _diverged(f"the loss of step {step} is {loss.item()}", learning_rate)
+        raise diverged(f"the loss of step {step} is {loss.item()}")
 
 
-def check_weights(module: nn.Module, learning_rate: float) -> None:
-    """Refuse to go on with weights that are no numbers.
+def check_weights(module: nn.Module) -> None:
+    """Refuse to keep weights that are no numbers.
 
     Raises:
         ConfigError: Some are none.
     """
     if not all(torch.isfinite(parameter).all() for parameter in module.parameters()):
-        raise _diverged("its weights are no finite numbers", learning_rate)
-
-
-def _diverged(how: str, learning_rate: float) -> ConfigError:
-    return ConfigError(
-        f"the training diverged: {how}. Lower training.learning_rate, which is {learning_rate:g}, "
-        "and check the loss's settings"
-    )
+        raise diverged("its weights are no finite numbers")
 
 
 def choose_trained(model: nn.Module, settings: ModelConfig) -> None:
