@@ -104,8 +104,11 @@ class _Jobs:
                 f"there is no job {job_id!r} of this store and its judges; call with a concept to "
                 "start one"
             )
-        if not arguments["concept"]:
-            raise ValueError("give a concept to look for, or the job_id of an earlier call")
+        if not any(arguments[name] for name in ("concept", "all_of", "any_of")):
+            raise ValueError(
+                "give a concept to look for, descriptions in all_of or any_of, or the job_id of an "
+                "earlier call"
+            )
         job_id = self._id(arguments)
         folder = self._folder / job_id
         folder.mkdir(parents=True, exist_ok=True)

@@ -297,6 +297,8 @@ def test_what_a_kind_cannot_do_is_refused(settings, match, configure, tiny_folde
     [
         ({"head": 'kind = "cross-encoder"', "more": 'sides = "pair"'}, "no use for model.sides"),
         ({"more": 'sides = "shared"\nbrackets = true'}, "brackets read each side with tokens of"),
+        ({"more": "lora_rank = 4"}, 'lora_rank is of method = "lora"'),
+        ({"more": 'method = "bitfit"\nfreeze_embeddings = false'}, "leaves the token embeddings"),
         (
             {"head": 'kind = "cross-encoder"', "sentences_per_cluster": 2},
             "no use for training.sentences_per_cluster",

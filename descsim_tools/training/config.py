@@ -62,7 +62,7 @@ class ModelConfig(_Section):
         brackets: Put [description] and {sentence} around the tokens, as SGPT does.
         method: `full`; `lora`; `bitfit`, bias terms only; `last-layer`.
         freeze_embeddings: Leave token embeddings as they are (`full` only).
-        lora_rank: Of the low-rank updates.
+        lora_rank: Of the low-rank updates (`lora` only).
     """
 
     base: str = "all-minilm-l6-v2"
@@ -72,6 +72,18 @@ class ModelConfig(_Section):
     method: Literal["full", "lora", "bitfit", "last-layer"] = "full"
     freeze_embeddings: bool = True
     lora_rank: int = Field(default=16, ge=1)
+
+    @model_validator(mode="after")
+    def _of_other_methods(self) -> ModelConfig:
+        """Refuse settings that the method does not read."""
+        if self.method != "lora" and "lora_rank" in self.model_fields_set:
+            raise ValueError(f'lora_rank is of method = "lora", got method = "{self.method}"')
+        if self.method != "full" and not self.freeze_embeddings:
+            raise ValueError(
+                f'method = "{self.method}" leaves the token embeddings as they are, got '
+                "freeze_embeddings = false"
+            )
+        return self
 
 
 class LossConfig(BaseModel):

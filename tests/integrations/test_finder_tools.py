@@ -178,7 +178,13 @@ async def test_mcp_tool(index, tmp_path, words_as_encoder):
         assert [row["id"] for row in rest["instances"]] == [
             row["id"] for row in found["instances"][4:]
         ]
+        either = (
+            await client.call_tool("find_instances", {"any_of": [FORGERY]})
+        ).structured_content
+        assert {row["text"] for row in either["instances"]} == set(FORGED)
+        assert either["looked_for"]["any_of"] == [FORGERY]
         for wrong, message in (
+            ({"none_of": ["x"]}, "give a concept"),
             ({"job_id": "../../etc"}, "there is no job"),
             ({}, "give a concept"),
             ({"concept": " "}, "blank"),
