@@ -4,7 +4,6 @@ import csv
 import json
 import logging
 
-import numpy as np
 import pytest
 from filelock import FileLock
 
@@ -123,36 +122,6 @@ def test_another_share_of_the_base_is_mixed_into_the_same_seeds(configure, tmp_p
         with pytest.raises(ConfigError, match=match):
             run(other, tmp_path)
     assert files_of(tmp_path) == before
-
-
-def test_the_description_encoder_is_refitted_to_the_mixed_sentence_encoder(configure, tmp_path):
-    mixing = {"average": 2, "base_share": [0.2, 0.5]}
-    refit = {"refit_epochs": 20, "refit_learning_rate": 1e-3}
-    data = 'train = ["train.jsonl"]'  # without dev files, so that the last epoch is kept
-    run(load_config(configure(data=data, **mixing)), tmp_path / "mixed")
-    last = configure(data=data, **mixing, **refit)
-    assert run(load_config(last), tmp_path / "refitted").epoch == 20
-    mixed, refitted = (
-        DescriptionEncoder.load(tmp_path / name / "model", device="cpu")
-        for name in ("mixed", "refitted")
-    )
-    texts = ["A fox stole a shoe.", "a theft by an animal"]
-    np.testing.assert_array_equal(mixed.encode_sentences(texts), refitted.encode_sentences(texts))
-    gap = mixed.encode_descriptions(texts) - refitted.encode_descriptions(texts)
-    assert np.abs(gap).max() > 0.05
-    with (tmp_path / "refitted/refit-2-20-50-20-0.001/log.csv").open() as file:
-        losses = [float(row["loss"]) for row in csv.DictReader(file) if row["loss"]]
-    assert sum(losses[-8:]) < sum(losses[:8])
-    # Seeds that are there are refitted anew when they are mixed in another way.
-    mixing["base_share"] = [0.2, 0.1]
-    run(load_config(configure(data=data, **mixing, **refit)), tmp_path / "refitted")
-    assert (tmp_path / "refitted/refit-2-20-10-20-0.001/log.csv").is_file()
-    again = DescriptionEncoder.load(tmp_path / "refitted/model", device="cpu")
-    gap = mixed.encode_sentences(texts) - again.encode_sentences(texts)
-    assert np.abs(gap).max() > 0.001
-    result = run(load_config(configure(base_share=[0, 0.1], refit_epochs=2)), tmp_path / "measured")
-    assert result.epoch in (1, 2)
-    assert 0 <= result.metrics["dev_group_accuracy"] <= 1
 
 
 def test_seeds_of_an_unfinished_average_are_not_mixed_with_another_run(configure, tmp_path):
@@ -328,9 +297,6 @@ def test_what_a_kind_cannot_do_is_refused(settings, match, configure, tiny_folde
     [
         ({"head": 'kind = "cross-encoder"', "more": 'sides = "pair"'}, "no use for model.sides"),
         ({"more": 'sides = "shared"\nbrackets = true'}, "brackets read each side with tokens of"),
-        ({"more": 'sides = "shared"', "refit_epochs": 1}, "refit_epochs train the description"),
-        ({"refit_learning_rate": 1e-5}, "refit_learning_rate needs training.refit_epochs"),
-        ({"head": 'kind = "maps"', "refit_epochs": 1}, "no use for training.refit_epochs"),
         ({"more": "lora_rank = 4"}, 'lora_rank is of method = "lora"'),
         ({"more": 'method = "bitfit"\nfreeze_embeddings = false'}, "leaves the token embeddings"),
         (

@@ -119,9 +119,6 @@ class TrainingConfig(_Section):
         average: Trained this many times, with seeds from `seed` on, and the weights averaged.
         base_share: Of the base's own weights in the resulting description encoder and in the
             sentence encoder, the rest being the mean of the runs.
-        refit_epochs: Passes in which, last of all, the description encoder alone is trained on,
-            against the sentence encoder as it was mixed; 0 leaves them out.
-        refit_learning_rate: Highest of those passes.
     """
 
     epochs: float = Field(default=2, gt=0)
@@ -138,8 +135,6 @@ class TrainingConfig(_Section):
     seed: int = 0
     average: int = Field(default=1, ge=1)
     base_share: tuple[_Share, _Share] = (0.0, 0.0)
-    refit_epochs: float = Field(default=0, ge=0)
-    refit_learning_rate: float = Field(default=3e-5, gt=0)
 
 
 class PairsConfig(_Section):
@@ -183,17 +178,15 @@ class MapsConfig(_Section):
     dev_every: int = Field(default=5, ge=1)
 
 
-MIXING = ("average", "base_share", "refit_epochs", "refit_learning_rate")
-"""Settings of `training` that say what is made of the trained seeds."""
-
 _NOT_OF_MAPS = {
     "model": ModelConfig.model_fields.keys() - {"base", "pooling"},
-    "training": {"accumulate", "tokens_per_pass", "precision", *MIXING},
+    "training": {"accumulate", "tokens_per_pass", "precision", "average", "base_share"},
 }
 _NOT_OF_PAIR_SCORERS = {
     "model": {"sides", "brackets"},
     "training": {
-        *MIXING,
+        "average",
+        "base_share",
         "sentences_per_cluster",
         "descriptions_per_cluster",
         "twins_per_cluster",
@@ -228,18 +221,9 @@ class TrainConfig(_Section):
     maps: MapsConfig = MapsConfig()
 
     @property
-    def is_mixed(self) -> bool:
-        """Whether the result is made of runs in folders of their own; see `MIXING`."""
-        settings = self.training
-        return settings.average > 1 or any(settings.base_share) or settings.refit_epochs > 0
-
-    def of_seed(self, seed: int) -> TrainConfig:
-        """Return the configuration of one run of those that the result is made of."""
-        fields = TrainingConfig.model_fields
-        alone = {name: fields[name].default for name in MIXING}
-        return self.model_copy(
-            update={"training": self.training.model_copy(update={**alone, "seed": seed})}
-        )
+    def is_average(self) -> bool:
+        """Whether the result is a mean of runs, or of a run and its base."""
+        return self.training.average > 1 or any(self.training.base_share)
 
     @model_validator(mode="after")
     def _without_effect(self) -> TrainConfig:
@@ -252,16 +236,6 @@ class TrainConfig(_Section):
         share = self.training.base_share
         if self.model.sides == "shared" and share[0] != share[1]:
             raise ValueError(f"training.base_share is {list(share)}, need equal ones: one encoder")
-        if (
-            "refit_learning_rate" in self.training.model_fields_set
-            and not self.training.refit_epochs
-        ):
-            raise ValueError("training.refit_learning_rate needs training.refit_epochs above 0")
-        if self.model.sides == "shared" and self.training.refit_epochs:
-            raise ValueError(
-                "training.refit_epochs train the description encoder alone, and model.sides is "
-                '"shared"; set it to "pair"'
-            )
         if self.kind != "maps" and "maps" in self.model_fields_set:
             raise ValueError('a table [maps] needs kind = "maps"')
         if self.kind in ("encoder", "maps") and "pairs" in self.model_fields_set:

@@ -12,7 +12,7 @@ from typing import Any
 
 from filelock import FileLock, Timeout
 
-from descsim_tools.training.config import MIXING, ConfigError, TrainConfig
+from descsim_tools.training.config import ConfigError, TrainConfig
 
 _IDENTITY = "run.json"
 _RESULT = "result.json"
@@ -34,8 +34,8 @@ class TrainResult:
         folder: Holds `model/` (a sentence-transformers folder), what it adds to its base
             (`delta.safetensors`, see `descsim_tools.encoders.delta`, for a pair whose base is one
             encoder; or `description-map.safetensors` and `sentence-map.safetensors`, see
-            `descsim_tools.encoders.maps`), `log.csv` and `curve.png` (of a mixed one in the folders
-            of its runs), and `result.json`.
+            `descsim_tools.encoders.maps`), `log.csv` and `curve.png` (of an average in the folders
+            of its seeds), and `result.json`.
         metrics: Dev figures of the kept checkpoint.
         epoch: That it was taken after.
         groups: Trained on.
@@ -53,8 +53,8 @@ class TrainResult:
 def run_folder(config: TrainConfig, folder: str | Path) -> Iterator[TrainResult | None]:
     """Make the folder of a run and keep other runs out of it, also those of another configuration.
 
-    Only what is made of trained seeds, `average`, `base_share` and the `refit_` settings, may
-    change: the seeds that are there are mixed anew.
+    Only how trained seeds are mixed, `average` and `base_share`, may change: the seeds that are
+    there are mixed anew.
 
     Yields:
         The result, where this very run has ended before.
@@ -98,7 +98,7 @@ def _claim(config: TrainConfig, folder: Path) -> TrainResult | None:
         if then == now:
             ended = (folder / _RESULT).is_file() and (folder / "model").is_dir()
             return _ended(folder) if ended else None
-        if not (config.is_mixed and _is_mixed(then) and _unmixed(then) == _unmixed(now)):
+        if not (config.is_average and _is_average(then) and _unmixed(then) == _unmixed(now)):
             raise ConfigError(
                 f"{folder} holds another run: {_differences(then, now)}. Choose another folder, or "
                 "delete this one"
@@ -108,15 +108,14 @@ def _claim(config: TrainConfig, folder: Path) -> TrainResult | None:
     return None
 
 
-def _is_mixed(identity: Mapping[str, Any]) -> bool:
+def _is_average(identity: Mapping[str, Any]) -> bool:
     training = identity.get("training", {})
-    shares = training.get("base_share", ())
-    return training.get("average", 1) > 1 or any(shares) or training.get("refit_epochs", 0) > 0
+    return training.get("average", 1) > 1 or any(training.get("base_share", ()))
 
 
 def _unmixed(identity: Mapping[str, Any]) -> dict[str, Any]:
-    """Leave out what only says what is made of trained seeds."""
-    training = {k: v for k, v in identity["training"].items() if k not in MIXING}
+    """Leave out what only says how trained seeds are mixed."""
+    training = {k: v for k, v in identity["training"].items() if k not in ("average", "base_share")}
     return {**identity, "training": training}
 
 

@@ -54,9 +54,6 @@ from descsim_tools.training.plots import plot_history
 
 logger = logging.getLogger(__name__)
 
-_OF_SENTENCES = ".sub_modules.document."
-"""In the names of the sentence encoder's weights in a pair."""
-
 
 @dataclass(frozen=True, slots=True)
 class TextBatch:
@@ -103,42 +100,24 @@ def draw_batch(groups: Sequence[tuple[Group, int]], settings: TrainingConfig) ->
 
 
 class TrainedPair(nn.Module):
-    """A sentence-transformers model and a loss, as one module that the trainer can drive.
-
-    Args:
-        model: What is trained.
-        loss: Of an `EmbeddedBatch`.
-        settings: Precision and size of a pass.
-        sentences_stay: The sentence encoder is not trained; each text is encoded once.
-    """
+    """A sentence-transformers model and a loss, as one module that the trainer can drive."""
 
     def __init__(
-        self,
-        model: SentenceTransformer,
-        loss: nn.Module,
-        settings: TrainingConfig,
-        *,
-        sentences_stay: bool = False,
+        self, model: SentenceTransformer, loss: nn.Module, settings: TrainingConfig
     ) -> None:
         super().__init__()
         self.model = model
         self.loss = loss
         self.settings = settings
-        self.sentences_stay = sentences_stay
         self._passes = Passes(model, lambda: precise(settings, model))
         # In a list, so that it is no part of this module's parameters and checkpoints.
-        wanted = sentences_stay or getattr(loss, "preserve", 0) > 0
-        self._before = [copy.deepcopy(model).eval().requires_grad_(False)] if wanted else []
-        self._before_vectors: dict[str, Tensor] = {}
+        wanted = getattr(loss, "preserve", 0) > 0
+        self._base = [copy.deepcopy(model).eval().requires_grad_(False)] if wanted else []
+        self._base_vectors: dict[str, Tensor] = {}
 
     def forward(self, batch: TextBatch) -> dict[str, Tensor]:
         """Return the loss of a batch under `loss`."""
-        texts = [*batch.sentences, *batch.twins]
-        before = self._before_training(texts) if self._before else None
-        if before is not None and self.sentences_stay:
-            read, before = before, None
-        else:
-            read = self.embed(texts, "document")
+        read = self.embed([*batch.sentences, *batch.twins], "document")
         device = read.device
 
         def numbers(values: list[int]) -> Tensor:
@@ -152,20 +131,20 @@ class TrainedPair(nn.Module):
             numbers(batch.sentence_cluster),
             numbers(batch.description_group),
             numbers(batch.sentence_group),
-            before,
+            self._before_training([*batch.sentences, *batch.twins]) if self._base else None,
         )
         return {"loss": self.loss(embedded)}
 
     @torch.no_grad()
     def _before_training(self, texts: list[str]) -> Tensor:
-        """Return the first weights' (n, dim) vectors; each text is encoded once in a run."""
-        new = list(dict.fromkeys(t for t in texts if t not in self._before_vectors))
+        """Return the base's (n, dim) vectors; each text is encoded once in a run."""
+        new = list(dict.fromkeys(t for t in texts if t not in self._base_vectors))
         if new:
-            vectors = self._before[0].encode_document(
+            vectors = self._base[0].encode_document(
                 new, convert_to_tensor=True, normalize_embeddings=True, show_progress_bar=False
             )
-            self._before_vectors.update(zip(new, vectors.clone(), strict=True))
-        return torch.stack([self._before_vectors[t] for t in texts])
+            self._base_vectors.update(zip(new, vectors.clone(), strict=True))
+        return torch.stack([self._base_vectors[t] for t in texts])
 
     def score(self) -> EncoderScore:
         """Return a score with the weights of now, for evaluation."""
@@ -230,9 +209,8 @@ def train(config: TrainConfig, folder: Path, *, progress: bool = False) -> Train
     """Train as configured; a run that was broken off in the same folder goes on.
 
     Args:
-        config: See `load_config`. With `training.average` above 1, a `base_share` or
-            `refit_epochs`, each seed's run lies in a folder of its own, and the result is made of
-            their weights.
+        config: See `load_config`. With `training.average` above 1 or a `base_share`, each seed's
+            run lies in a folder of its own, and the result is the mean of their weights.
         folder: For the result and the checkpoints; see `run_folder`.
         progress: Show a bar on standard error.
 
@@ -246,7 +224,7 @@ def train(config: TrainConfig, folder: Path, *, progress: bool = False) -> Train
     groups = training_groups(config)
     measure = DevMeasure(config)
     make_loss(config.loss.name, config.loss.settings)  # refused before anything heavy is loaded
-    run = _train_mixed if config.is_mixed else _train_seed
+    run = _train_average if config.is_average else _train_seed
     model, metrics, epoch = run(config, groups, measure, folder, progress=progress)
     _write(config, model, folder)
     seconds = time.perf_counter() - started
@@ -255,87 +233,41 @@ def train(config: TrainConfig, folder: Path, *, progress: bool = False) -> Train
     return result
 
 
-def _train_mixed(
+def _train_average(
     config: TrainConfig, groups: list[Group], measure: DevMeasure, folder: Path, *, progress: bool
 ) -> tuple[SentenceTransformer, dict[str, float], float]:
-    """Train several seeds, mix them and the base, and refit the description encoder."""
-    first, count = config.training.seed, config.training.average
-    members = []
-    for seed in range(first, first + count):
-        member, single = folder / f"seed-{seed}", config.of_seed(seed)
-        with run_folder(single, member) as ended:
-            if ended is None:
-                train(single, member, progress=progress)
-        members.append(SentenceTransformer(str(member / "model"), local_files_only=True))
-    model = _mean(build_start(config), members, config.training.base_share)
-    if config.training.refit_epochs:
-        return _refit(config, model, groups, measure, folder, progress=progress)
-    loss = make_loss(config.loss.name, config.loss.settings)
-    trained = TrainedPair(model, loss, config.training)
-    metrics = measure(trained.score()) if measure.files else {}
-    return model, metrics, config.training.epochs
-
-
-def _mean(
-    base: SentenceTransformer, members: list[SentenceTransformer], shares: tuple[float, float]
-) -> SentenceTransformer:
-    """Give the last member the mean of all members' weights, and of the base's by its shares.
+    """Train several seeds and take the mean of their weights, and of the base's by its share.
 
     They start from the same base, so that the mean lies in the same basin and does better than each
     ("model soups", Wortsman et al., ICML 2022); the base's share gives back some of what it knew
     ("robust fine-tuning", Wortsman et al., CVPR 2022).
     """
-    tuned = [member.state_dict() for member in members]
+    count = config.training.average
+    models = [build_start(config)]
+    for seed in range(config.training.seed, config.training.seed + count):
+        settings = config.training.model_copy(
+            update={"average": 1, "base_share": (0.0, 0.0), "seed": seed}
+        )
+        member = folder / f"seed-{seed}"
+        single = config.model_copy(update={"training": settings})
+        with run_folder(single, member) as ended:
+            if ended is None:
+                train(single, member, progress=progress)
+        models.append(SentenceTransformer(str(member / "model"), local_files_only=True))
+    base, *tuned = [model.state_dict() for model in models]
     mean = {}
-    for name, value in base.state_dict().items():
-        share = shares[_OF_SENTENCES in name]
+    for name, value in base.items():
+        share = config.training.base_share[".sub_modules.document." in name]
         # As a change of the base, so that what was not trained stays the same to the bit: what
         # differs is shipped.
-        change = sum(state[name].float() - value.float() for state in tuned) / len(tuned)
+        change = sum(state[name].float() - value.float() for state in tuned) / count
         mixed = value.float() + (1 - share) * change
         mean[name] = mixed if value.is_floating_point() else value
-    members[-1].load_state_dict(mean)
-    return members[-1]
-
-
-def _refit(
-    config: TrainConfig,
-    model: SentenceTransformer,
-    groups: list[Group],
-    measure: DevMeasure,
-    folder: Path,
-    *,
-    progress: bool,
-) -> tuple[SentenceTransformer, dict[str, float], float]:
-    """Train the description encoder on, against the sentence encoder as it was mixed.
-
-    The two were trained for each other, and the base's share moved both: what the sentence encoder
-    was given back stays, and the description encoder finds its way to it.
-    """
-    epochs, rate = config.training.refit_epochs, config.training.refit_learning_rate
-    single = config.of_seed(config.training.seed)
-    settings = single.training.model_copy(update={"epochs": epochs, "learning_rate": rate})
-    make_ready(model)
-    choose_trained(model, config.model)
-    for name, parameter in model.named_parameters():
-        if _OF_SENTENCES in name:
-            parameter.requires_grad_(False)
-    # Whatever holds on to the base concerns the sentence encoder alone.
-    kept = {name: value for name, value in config.loss.settings.items() if name != "preserve"}
-    trained = TrainedPair(model, make_loss(config.loss.name, kept), settings, sentences_stay=True)
-    shares = "-".join(f"{100 * share:g}" for share in config.training.base_share)
-    metrics, epoch = fit(
-        trained,
-        GroupDataset(groups, settings),
-        lambda drawn: {"batch": draw_batch(drawn, settings)},
-        (lambda: measure(trained.score())) if measure.files else None,
-        single.model_copy(update={"training": settings}),
-        # Mixed in another way there is another run to go on with.
-        folder / f"refit-{config.training.average}-{shares}-{epochs:g}-{rate:g}",
-        progress=progress,
-    )
-    merge_adapters(model)
-    return model, metrics, epoch
+    models[-1].load_state_dict(mean)
+    loss = make_loss(config.loss.name, config.loss.settings)
+    trained = TrainedPair(models[-1], loss, config.training)
+    metrics = measure(trained.score()) if measure.files else {}
+    return models[-1], metrics, config.training.epochs
 
 
 def _train_seed(
