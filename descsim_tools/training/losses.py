@@ -226,7 +226,8 @@ class GroupLoss(nn.Module):
         temperature: t.
         group_weight: 0 leaves the groups' own term out.
         group_temperature: Of that term.
-        triplet_weight: 0 leaves it out.
+        triplet_weight: 0 leaves it out. It helps to rank given candidates and harms search in a
+            large corpus: see the card of `descsim-minilm`.
         preserve: 0 leaves the last term out.
     """
 
