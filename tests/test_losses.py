@@ -148,10 +148,6 @@ def group(batch, temperature, weight, inner_temperature):
             GroupLoss(0.2, 1.5, 0.3),
             lambda b: group(b, 0.2, 1.5, 0.3),
         ),
-        (
-            GroupLoss(triplet_weight=2.5),
-            lambda b: group(b, 0.1, 0.0, 0.05) + 2.5 * triplet(b, 1.0),
-        ),
     ],
     ids=lambda x: type(x).__name__ if isinstance(x, torch.nn.Module) else "",
 )
@@ -327,7 +323,6 @@ def test_losses_are_made_by_name(name):
         ("group", {"temperature": 0}, "a temperature is 0"),
         ("group", {"group_weight": -1}, "group_weight is -1"),
         ("group", {"preserve": -1}, "preserve is -1"),
-        ("group", {"triplet_weight": -1}, "triplet_weight is -1"),
         ("paper-triplet", {"margin": -1}, "margin is -1"),
         ("pna", {"positive_score": 0}, "positive_score is 0"),
     ],

@@ -208,9 +208,7 @@ class GroupLoss(nn.Module):
 
     Column of a sentence: the same over the batch's descriptions, without twins. The loss is the
     mean of the rows plus the mean of the columns, plus `group_weight` times the same two means over
-    the group's own members alone at `group_temperature`, plus `triplet_weight` times
-    `PaperTripletLoss`, whose margin goes on parting siblings that a softmax counts as parted. Lower
-    is better.
+    the group's own members alone at `group_temperature`. Lower is better.
 
     With r all that the sentence encoder reads, sentences and twins, and B the base's vectors of the
     same, `preserve` times
@@ -226,8 +224,6 @@ class GroupLoss(nn.Module):
         temperature: t.
         group_weight: 0 leaves the groups' own term out.
         group_temperature: Of that term.
-        triplet_weight: 0 leaves it out. It helps to rank given candidates and harms search in a
-            large corpus: see the card of `descsim-minilm`.
         preserve: 0 leaves the last term out.
     """
 
@@ -236,16 +232,13 @@ class GroupLoss(nn.Module):
         temperature: float = 0.1,
         group_weight: float = 0.0,
         group_temperature: float = 0.05,
-        triplet_weight: float = 0.0,
         preserve: float = 0.0,
     ) -> None:
         super().__init__()
         self.temperature = _positive(temperature)
         self.group_temperature = _positive(group_temperature)
         self.group_weight = _not_negative("group_weight", group_weight)
-        self.triplet_weight = _not_negative("triplet_weight", triplet_weight)
         self.preserve = _not_negative("preserve", preserve)
-        self.triplet = PaperTripletLoss()
 
     def forward(self, batch: EmbeddedBatch) -> Tensor:
         """Return the loss, a scalar."""
@@ -257,8 +250,6 @@ class GroupLoss(nn.Module):
             scores = _masked(cosine / self.group_temperature, own)
             inner = self._both_ways(scores, twins[:, :0], batch.fits)
             loss = loss + self.group_weight / 2 * inner
-        if self.triplet_weight:
-            loss = loss + self.triplet_weight * self.triplet(batch)
         if self.preserve:
             loss = loss + self.preserve * self._drift(batch)
         return loss
@@ -288,7 +279,6 @@ class GroupLoss(nn.Module):
             "temperature": self.temperature,
             "group_weight": self.group_weight,
             "group_temperature": self.group_temperature,
-            "triplet_weight": self.triplet_weight,
             "preserve": self.preserve,
         }
 
